@@ -1,0 +1,7 @@
+"""`python -m mla`."""
+
+import sys
+
+from mla.cli import main
+
+sys.exit(main())

@@ -1,0 +1,158 @@
+"""The call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mla import dispatch
+from mla.problem import Problem
+from mla.strict import check_values, is_strict
+
+Scale = float | torch.Tensor
+Sinks = torch.Tensor | Sequence[torch.Tensor]
+
+
+def trtllm_batch_decode_with_kv_cache_mla(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    workspace_buffer: torch.Tensor | None,
+    qk_nope_head_dim: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    max_seq_len: int,
+    sparse_mla_top_k: int = 0,
+    out: torch.Tensor | None = None,
+    bmm1_scale: Scale = 1.0,
+    bmm2_scale: Scale = 1.0,
+    sinks: Sinks | None = None,
+    enable_pdl: bool | None = None,
+    backend: str = "auto",
+    *,
+    return_lse: bool = False,
+    lse: torch.Tensor | None = None,
+    return_lse_base: str | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Decode attention of DeepSeek-style models over a paged cache of latents.
+
+    For request b and query token t, with `n = max(seq_lens[b] - Q + t + 1, 0)` keys to see::
+
+        dense:   slots = [block_tables[b, j // P] * P + j % P  for j in range(n)]
+        sparse:  slots = [i for i in block_tables[b, t, :min(n, K)]  if 0 <= i < N * P]
+        keys   = kv_cache[slots]                                   # [n, D]
+        z      = bmm1_scale * query[b, t] @ keys.T                 # [H, n]
+        out    = bmm2_scale * softmax(z) @ keys[:, :R]             # exp(sinks[h]) joins the softmax denominator
+        lse    = log(sum(exp(z)) + exp(sinks[h]))                  # without bmm2_scale
+
+    A row without a key is the identity of merging: out = 0, lse = -inf (the sink, when sinks are given). What a row may
+    not see changes no bit of it, be it NaN.
+
+    Letters: B requests, Q query tokens per request, H heads, N pages, P page size, W table width, R = 512, D = 576.
+
+    Args:
+        query: [B, Q, H, D], the absorbed query next to its rope part; bfloat16, float16 or float8_e4m3fn (the reference
+            also float32 and float64). Last stride 1, other strides honoured.
+        kv_cache: [N, P, D] or [N, 1, P, D], one latent per token, shared by all heads; the value is the first R numbers
+            of the key. Same dtype as the query, or float8_e4m3fn with a bfloat16 or float16 query. Stored numbers are
+            used as they are: scales are yours to put into bmm1_scale and bmm2_scale. Last stride 1, others honoured.
+        workspace_buffer: scratch of any dtype, contiguous, used as bytes; None or too small is legal.
+        qk_nope_head_dim: 128.
+        kv_lora_rank: R = 512.
+        qk_rope_head_dim: 64.
+        block_tables: int32 or int64. Dense: page ids, [B, W] with W >= ceil(length / P). Sparse: token slots
+            (page * P + offset), [B, Q, K]; the first min(n, K) count, duplicates as often as they stand there, negative
+            ones and those past the pool are skipped. A dense row that can see a page outside the pool, or more tokens
+            than its table holds, is unspecified (the reference gives NaN); other rows are not touched by it.
+        seq_lens: [B], int32 or int64: tokens in the cache per request, its Q new ones included. Never read on the host.
+        max_seq_len: at least max(seq_lens); sizes things and means nothing. The reference needs no bound at all.
+        sparse_mla_top_k: K, or 0 for dense.
+        out: [B, Q, H, R] (or [B, H, R] when Q is 1), bfloat16, float16 or float32, last stride 1. Filled and returned,
+            the very same object. None: a new bfloat16 tensor [B, Q, H, R], whatever the inputs' dtypes.
+        bmm1_scale: multiplies the scores: q_scale * k_scale / sqrt(128 + 64), in natural units. A float (rounded to
+            float32), or a float32 tensor of 1 element on the query's device, which is read when the kernel runs.
+        bmm2_scale: multiplies the output: v_scale * o_scale. Same forms.
+        sinks: [H] float32 logits in natural-log units (other floats are cast), or a list that holds one such tensor.
+            Added once per row to the softmax denominator, not multiplied by bmm1_scale.
+        enable_pdl: programmatic dependent launch; None is where the GPU supports it. Never changes a bit of the result.
+        backend: "auto", or a name from `mla.backends()`. A named backend runs or raises; it never falls back.
+        return_lse: return (out, lse) instead of out.
+        lse: float32 buffer [B * Q, H] or [B, Q, H], any strides. Filled whenever given; returned, the same object, with
+            return_lse. None with return_lse: a new tensor [B * Q, H].
+        return_lse_base: "base2" (also None) or "basee": the base of the logarithm, on every backend.
+
+    Returns:
+        out, or (out, lse) with return_lse.
+
+    Raises:
+        ValueError: a shape, rank, size, stride, name or device is wrong. Nothing was launched or written then.
+        TypeError: a dtype or kind is wrong. Nothing was launched or written then.
+        BackendUnsupported: the backend refuses this legal problem (a ValueError; has `.reasons`).
+        BackendBroken: the backend asked for by name cannot be loaded.
+
+    Source: the signature and the argument meanings are those of FlashInfer's function of the same name; every point
+    where its documentation is silent or its backends disagree is decided by the formulas above.
+    """
+    problem = Problem.from_call(
+        query,
+        kv_cache,
+        workspace_buffer,
+        qk_nope_head_dim,
+        kv_lora_rank,
+        qk_rope_head_dim,
+        block_tables,
+        seq_lens,
+        max_seq_len,
+        sparse_mla_top_k,
+        out,
+        bmm1_scale,
+        bmm2_scale,
+        sinks,
+        enable_pdl,
+        return_lse=return_lse,
+        lse=lse,
+        return_lse_base=return_lse_base,
+    )
+    chosen = dispatch.select(problem, backend)
+    if is_strict():
+        check_values(problem)
+    rows = (problem.batch, problem.q_len, problem.num_heads)
+    device = problem.device
+    result, result_view = out, problem.out
+    if result is None or result_view is None:
+        result = result_view = torch.empty((*rows, problem.kv_lora_rank), dtype=problem.out_dtype, device=device)
+    lse_result, lse_view = lse, problem.lse
+    if problem.wants_lse and (lse_result is None or lse_view is None):
+        lse_result = torch.empty((rows[0] * rows[1], rows[2]), dtype=torch.float32, device=device)
+        lse_view = lse_result.view(rows)
+    if not problem.is_empty:
+        chosen.run(problem, result_view, lse_view)
+    if not return_lse:
+        return result
+    assert lse_result is not None
+    return result, lse_result
+
+
+_SIGNATURE = inspect.signature(trtllm_batch_decode_with_kv_cache_mla)
+
+
+def explain(*args: Any, **kwargs: Any) -> dispatch.Explanation:
+    """Where `trtllm_batch_decode_with_kv_cache_mla` would run with these very arguments, and why; runs nothing.
+
+    Returns:
+        An `Explanation`: the chosen backend, the order considered, and each known backend's verdict with its reasons.
+
+    Raises:
+        ValueError, TypeError: as the call would for wrong arguments or an unknown backend. A backend that refuses or is
+            broken is not an error here: it is the answer.
+    """
+    bound = _SIGNATURE.bind(*args, **kwargs).arguments
+    backend = bound.pop("backend", "auto")
+    return dispatch.explain_problem(Problem.from_call(**bound), backend)
+
+
+explain.__signature__ = _SIGNATURE.replace(return_annotation=dispatch.Explanation)  # type: ignore[attr-defined]
