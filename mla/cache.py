@@ -6,6 +6,7 @@ import torch
 
 from mla import checks
 
+CACHE_DTYPES = (*checks.HALVES, checks.E4M3, *checks.WIDE)
 E4M3_MAX = 448.0  # the largest finite float8_e4m3fn
 
 
@@ -76,16 +77,16 @@ def append_tokens(
     _check_floats("latents", latents)
     if latents.ndim != 3 or latents.shape[-1] != rank + rope:
         raise ValueError(f"latents has shape {checks.shape(latents)}; expected [B, Q, {rank + rope}]")
-    if cache.dtype not in (*checks.HALVES, *checks.WIDE, checks.E4M3):
-        raise TypeError(
-            f"kv_cache has dtype {checks.short(cache.dtype)}; expected {checks.names((*checks.HALVES, *checks.WIDE, checks.E4M3))}"
-        )
+    if cache.dtype not in CACHE_DTYPES:
+        raise TypeError(f"kv_cache has dtype {checks.short(cache.dtype)}; expected {checks.names(CACHE_DTYPES)}")
     batch, q_len, _ = latents.shape
     checks.block_tables(block_tables, batch, q_len, 0)
     checks.seq_lens(seq_lens, batch)
     checks.same_device(cache.device, block_tables=block_tables, seq_lens=seq_lens, latents=latents)
     if scale is not None and cache.dtype is not checks.E4M3:
-        raise ValueError(f"scale is given and kv_cache is {checks.short(cache.dtype)}; expected scale=None: only e4m3 caches are scaled")
+        raise ValueError(
+            f"scale is given and kv_cache is {checks.short(cache.dtype)}; expected None: only e4m3 caches are scaled"
+        )
     divisor = None if scale is None else _scale_tensor(scale, cache.device)
     num_pages, page_size = cache.shape[:2]
     if batch * q_len == 0 or num_pages == 0 or block_tables.shape[1] == 0:

@@ -37,7 +37,7 @@ class Capabilities:
     page_sizes: tuple[int, ...] | None = None
 
     def refusals(self, problem: Problem) -> list[str]:
-        """Every reason why these capabilities do not cover `problem`; empty when they do. Both sides in each sentence."""
+        """Every reason why these capabilities do not cover `problem`, with both sides; empty when they do."""
         p, why = problem, []
         if self.device_types is not None and p.device.type not in self.device_types:
             why.append(f"the tensors are on {p.device}; it runs on {' or '.join(self.device_types)}")

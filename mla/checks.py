@@ -11,7 +11,7 @@ import operator
 import struct
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -96,14 +96,17 @@ def query(value: object, rank: int, rope: int) -> tuple[int, int, int]:
     q = tensor("query", value, expected)
     if q.dtype not in (*HALVES, E4M3, *WIDE):
         raise TypeError(
-            f"query has dtype {short(q.dtype)}; expected {names((*HALVES, E4M3))} (float32 or float64 for the reference)"
+            f"query has dtype {short(q.dtype)}; expected {names((*HALVES, E4M3))} "
+            "(float32 or float64 for the reference)"
         )
     if q.ndim != 4:
         hint = f"; for one token per request pass query.unsqueeze(1), [{q.shape[0]}, 1, ...]" if q.ndim == 3 else ""
         raise ValueError(f"query has shape {shape(q)}, {q.ndim} dimensions; expected {expected}{hint}")
     batch, q_len, heads, last = q.shape
     if last != width:
-        raise ValueError(f"query has shape {shape(q)}, last dimension {last}; expected {expected} = kv_lora_rank + qk_rope_head_dim")
+        raise ValueError(
+            f"query has shape {shape(q)}, last dimension {last}; expected {expected} = kv_lora_rank + qk_rope_head_dim"
+        )
     if heads < 1:
         raise ValueError(f"query has shape {shape(q)}, no heads; expected {expected} with H >= 1")
     last_stride_one("query", q)
@@ -269,7 +272,7 @@ def same_device(device: torch.device, **tensors: torch.Tensor | None) -> None:
             raise ValueError(f"{name} is on {value.device}; expected {device}, the device of query")
 
 
-def no_overlap(outputs: Mapping[str, torch.Tensor | None], inputs: Mapping[str, Any]) -> None:
+def no_overlap(outputs: Mapping[str, torch.Tensor | None], inputs: Mapping[str, object]) -> None:
     """What is written must be its own memory: no element twice, none shared with an input or with each other."""
     given = {name: value for name, value in outputs.items() if value is not None}
     for name, value in given.items():

@@ -17,7 +17,8 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 def _runs(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """(sorted first bytes, length) of the runs of contiguous bytes that the tensor consists of."""
     element = tensor.element_size()
-    length, axes = element, []
+    axes: list[tuple[int, int]] = []
+    length = element
     for size, stride in sorted(zip(tensor.shape, tensor.stride(), strict=True), key=lambda axis: axis[1]):
         if size == 1 or stride == 0:  # neither adds an address
             continue

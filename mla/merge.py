@@ -41,11 +41,13 @@ def merge_state(
     """
     for name, value in {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}.items():
         checks.tensor(name, value, "part of a state")
-    for name, value, first_name, first in (("out_b", out_b, "out_a", out_a), ("lse_b", lse_b, "lse_a", lse_a)):
+    for name, value, twin, first in (("out_b", out_b, "out_a", out_a), ("lse_b", lse_b, "lse_a", lse_a)):
         if value.shape != first.shape:
-            raise ValueError(f"{name} has shape {checks.shape(value)}; expected {checks.shape(first)}, that of {first_name}")
+            raise ValueError(f"{name} has shape {checks.shape(value)}; expected {checks.shape(first)}, that of {twin}")
         if value.dtype is not first.dtype:
-            raise TypeError(f"{name} has dtype {checks.short(value.dtype)}; expected {checks.short(first.dtype)}, that of {first_name}")
+            raise TypeError(
+                f"{name} has dtype {checks.short(value.dtype)}; expected {checks.short(first.dtype)}, that of {twin}"
+            )
     rows = _check_state("out_a", out_a, "lse_a", lse_a)
     checks.same_device(out_a.device, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     outs = torch.stack([out_a, out_b], dim=-3)  # [..., 2, H, R]
@@ -55,7 +57,9 @@ def merge_state(
 
 
 @torch.no_grad()
-def merge_states(outs: torch.Tensor, lses: torch.Tensor, *, lse_base: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+def merge_states(
+    outs: torch.Tensor, lses: torch.Tensor, *, lse_base: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Merge S partial attentions over disjoint keys at once.
 
     Args:
@@ -75,7 +79,9 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor, *, lse_base: str | None
     if outs.ndim < 3:
         raise ValueError(f"outs has shape {checks.shape(outs)}, {outs.ndim} dimensions; expected [..., S, H, R]")
     if lses.shape != outs.shape[:-1]:
-        raise ValueError(f"lses has shape {checks.shape(lses)}; expected {list(outs.shape[:-1])}, that of outs without R")
+        raise ValueError(
+            f"lses has shape {checks.shape(lses)}; expected {list(outs.shape[:-1])}, that of outs without R"
+        )
     _check_state("outs", outs, "lses", lses)
     checks.same_device(outs.device, lses=lses)
     return _merge(outs, lses, lse_base)
@@ -92,15 +98,22 @@ def _check_state(out_name: str, out: torch.Tensor, lse_name: str, lse: torch.Ten
     rows = out.shape[:-1]
     flat = (math.prod(rows[:-1]), rows[-1])
     if lse.shape not in (rows, flat):
-        raise ValueError(f"{lse_name} has shape {checks.shape(lse)}; expected {list(rows)} or {list(flat)} for {out_name} {checks.shape(out)}")
+        raise ValueError(
+            f"{lse_name} has shape {checks.shape(lse)}; expected {list(rows)} or {list(flat)}, for {out_name} of shape "
+            f"{checks.shape(out)}"
+        )
     return rows
 
 
 def _merge(outs: torch.Tensor, lses: torch.Tensor, lse_base: str | None) -> tuple[torch.Tensor, torch.Tensor]:
     """outs [..., S, H, R], lses [..., S, H] -> out [..., H, R], lse [..., H]."""
-    power, log = (torch.exp2, torch.log2) if checks.lse_base("lse_base", lse_base) == "base2" else (torch.exp, torch.log)
+    power, log = (
+        (torch.exp2, torch.log2) if checks.lse_base("lse_base", lse_base) == "base2" else (torch.exp, torch.log)
+    )
     if outs.shape[-3] == 0:
-        return outs.new_zeros(outs.shape[:-3] + outs.shape[-2:]), lses.new_full(lses.shape[:-2] + lses.shape[-1:], -math.inf)
+        return outs.new_zeros(outs.shape[:-3] + outs.shape[-2:]), lses.new_full(
+            lses.shape[:-2] + lses.shape[-1:], -math.inf
+        )
     wide = torch.promote_types(lses.dtype, torch.float64 if outs.dtype is torch.float64 else torch.float32)
     scores = lses.to(wide)
     empty = scores == -math.inf

@@ -36,7 +36,7 @@ def split_target(target: str) -> tuple[str, str]:
 
 
 def discover(built_in: Mapping[str, str]) -> list[Found]:
-    """The plug-ins by distribution and name. A name that is taken is a warning with both sides, and the first one stays."""
+    """The plug-ins by distribution and name. A name that is taken is a warning with both sides; the first one stays."""
     taken = {name: (target, "mla") for name, target in built_in.items()}
     found = []
     for point in sorted(entry_points(group=GROUP), key=lambda point: (_distribution(point), point.name)):

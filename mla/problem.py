@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from functools import cache
+from typing import Literal
 
 import torch
 
@@ -32,7 +32,7 @@ class Problem:
     seq_lens: torch.Tensor  # [B], int32 or int64, the request's Q new tokens included
     max_seq_len: int  # a bound for sizing, never a meaning
     top_k: int  # K; 0 is dense
-    bmm1_scale: float | torch.Tensor  # natural units; a float is rounded to fp32; a tensor is fp32 of shape []
+    bmm1_scale: float | torch.Tensor  # a float rounded to fp32, or an fp32 tensor of shape []
     bmm2_scale: float | torch.Tensor
     sinks: torch.Tensor | None  # [H] fp32, natural-log logits
     workspace: torch.Tensor | None  # scratch of any dtype, contiguous; None or too small is legal
@@ -134,8 +134,8 @@ class Problem:
             out=out,
             lse=lse,
         )
-        inputs = {"query": query, "kv_cache": cache, "block_tables": block_tables, "seq_lens": seq_lens}
-        inputs |= {"bmm1_scale": scale1, "bmm2_scale": scale2, "sinks": sink}
+        inputs: dict[str, object] = {"query": query, "kv_cache": cache, "block_tables": block_tables}
+        inputs |= {"seq_lens": seq_lens, "bmm1_scale": scale1, "bmm2_scale": scale2, "sinks": sink}
         checks.no_overlap({"out": out_view, "lse": lse_view}, inputs)
         return cls(
             query=query,
@@ -169,7 +169,11 @@ class Problem:
     def describe(self) -> str:
         """One line for messages: mode, sizes and dtypes, no device value."""
         mode = f"sparse top {self.top_k}" if self.is_sparse else f"dense, table width {self.table_width}"
-        where = f"{self.device}" if self.capability is None else f"{self.device} (sm_{self.capability[0]}{self.capability[1]})"
+        where = (
+            f"{self.device}"
+            if self.capability is None
+            else f"{self.device} (sm_{self.capability[0]}{self.capability[1]})"
+        )
         return (
             f"B={self.batch} Q={self.q_len} H={self.num_heads}, {mode}, {self.num_pages} pages of {self.page_size}, "
             f"{checks.short(self.query.dtype)} query, {checks.short(self.kv_cache.dtype)} cache, "
@@ -184,7 +188,7 @@ def compute_capability(device: torch.device) -> tuple[int, int] | None:
     return _capability_of(device)
 
 
-@lru_cache(maxsize=None)
-def _capability_of(device: Any) -> tuple[int, int]:
+@cache
+def _capability_of(device: torch.device) -> tuple[int, int]:
     major, minor = torch.cuda.get_device_capability(device)
     return major, minor

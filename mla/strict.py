@@ -46,7 +46,9 @@ def check_values(problem: Problem) -> None:
         RuntimeError: the current stream is being captured.
     """
     if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("strict checks read device values, which a CUDA graph capture forbids; leave strict mode to capture")
+        raise RuntimeError(
+            "strict checks read device values, which a CUDA graph capture forbids; leave strict mode to capture"
+        )
     for name, scale in (("bmm1_scale", problem.bmm1_scale), ("bmm2_scale", problem.bmm2_scale)):
         if isinstance(scale, torch.Tensor) and not torch.isfinite(scale).all():
             raise ValueError(f"{name} holds {scale.item()}; expected a finite number")
@@ -67,7 +69,10 @@ def _first(bad: torch.Tensor) -> list[int]:
 
 
 def _check_lengths(problem: Problem, lengths: torch.Tensor) -> None:
-    limits = {"a length >= 0": lengths < 0, f"at most max_seq_len = {problem.max_seq_len}": lengths > problem.max_seq_len}
+    limits = {
+        "a length >= 0": lengths < 0,
+        f"at most max_seq_len = {problem.max_seq_len}": lengths > problem.max_seq_len,
+    }
     if not problem.is_sparse:
         width = problem.table_width * problem.page_size
         what = f"at most {width}, what {problem.table_width} table columns of page size {problem.page_size} can hold"
@@ -86,8 +91,8 @@ def _check_pages(problem: Problem, lengths: torch.Tensor) -> None:
     if bad.any():
         row, column = _first(bad)
         raise ValueError(
-            f"block_tables[{row}, {column}] is page {table[row, column]}; expected 0 <= page < {problem.num_pages}, the "
-            f"pages of kv_cache (row {row} has length {lengths[row]}, so its first {pages_used[row]} columns are read)"
+            f"block_tables[{row}, {column}] is page {table[row, column]}; expected 0 <= page < {problem.num_pages}, "
+            f"the pages of kv_cache (row {row} has length {lengths[row]}, so its first {pages_used[row]} columns count)"
         )
 
 
@@ -100,6 +105,6 @@ def _check_slots(problem: Problem, lengths: torch.Tensor) -> None:
     if bad.any():
         row, token, column = _first(bad)
         raise ValueError(
-            f"block_tables[{row}, {token}, {column}] is slot {slots[row, token, column]}; expected a slot < {pool}, the "
-            f"token slots of kv_cache, or a negative number for a hole"
+            f"block_tables[{row}, {token}, {column}] is slot {slots[row, token, column]}; expected a slot < {pool}, "
+            f"the token slots of kv_cache, or a negative number for a hole"
         )

@@ -100,7 +100,7 @@ def _past_the_table(p: Problem, n: torch.Tensor, dtype: torch.dtype) -> Iterator
 
 
 def _locate(p: Problem, b: int, t: int, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(page, offset, whether the pool has it) of the keys at these positions; page and offset are always safe to read."""
+    """(page, offset, whether the pool has it) of the keys at these positions; page and offset are safe to read."""
     if p.is_sparse:
         slot = p.block_tables[b, t][position.clamp(max=p.top_k - 1)].to(torch.int64)
         in_pool = (slot >= 0) & (slot < p.num_pages * p.page_size)

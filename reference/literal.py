@@ -23,7 +23,9 @@ def decode_literal(problem: Problem, dtype: torch.dtype = torch.float64) -> tupl
     for b in range(p.batch):
         for t in range(p.q_len):
             slots = visible_slots(p, b, t)
-            keys = torch.stack([row(p, slot).to(dtype) for slot in slots]) if slots else out.new_zeros(0, p.head_dim)  # [n, D]
+            keys = (
+                torch.stack([row(p, slot).to(dtype) for slot in slots]) if slots else out.new_zeros(0, p.head_dim)
+            )  # [n, D]
             for h in range(p.num_heads):
                 sink = -math.inf if p.sinks is None else float(p.sinks[h])
                 if not slots and sink == -math.inf:
@@ -55,5 +57,7 @@ def visible_slots(problem: Problem, b: int, t: int) -> list[int]:
     slots = [int(p.block_tables[b, j // p.page_size]) * p.page_size + j % p.page_size for j in range(n)]
     for j, slot in enumerate(slots):
         if not 0 <= slot < p.num_pages * p.page_size:
-            raise IndexError(f"token {j} of request {b} is in page {slot // p.page_size}, and the pool has {p.num_pages}")
+            raise IndexError(
+                f"token {j} of request {b} is in page {slot // p.page_size}, and the pool has {p.num_pages}"
+            )
     return slots

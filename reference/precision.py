@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -15,7 +16,7 @@ _lock = threading.RLock()  # the settings are the process's: two threads must no
 def ieee_matmul() -> Iterator[None]:
     """Within the block float32 matrix products are IEEE float32 on every device; afterwards all is as it was."""
     with _lock:
-        settings = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+        settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
         before = [setting.fp32_precision for setting in settings]
         for setting in settings:
             setting.fp32_precision = "ieee"

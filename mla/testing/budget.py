@@ -30,20 +30,21 @@ FP8_STEP = 2.0**-13  # of sm_90's accumulator behind e4m3 products, which keeps 
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """The format that softmax weights may be rounded to: unit roundoff, and half its smallest step below 1."""
+    """The format that softmax weights may be rounded to: unit roundoff, and what a tiny weight may be off by."""
 
     unit: float
     step: float
 
 
 WEIGHT_FORMATS = {
-    torch.bfloat16: WeightFormat(2.0**-8, 2.0**-134),
+    torch.bfloat16: WeightFormat(2.0**-8, 2.0**-126),
     torch.float16: WeightFormat(2.0**-11, 2.0**-25),
     E4M3: WeightFormat(2.0**-4, 2.0**-10),
-    torch.float32: WeightFormat(2.0**-24, 2.0**-150),
-    torch.float64: WeightFormat(2.0**-24, 2.0**-150),  # the reference rounds float64 results to `out` only
+    torch.float32: WeightFormat(2.0**-24, 2.0**-126),
+    torch.float64: WeightFormat(2.0**-24, 2.0**-126),  # the reference rounds float64 results to `out` only
 }
-"""By cache dtype: a kernel feeds the weights to the same tensor-core instruction as the values."""
+"""By cache dtype: a kernel feeds the weights to the same tensor-core instruction as the values. The step is half the
+smallest one of fp16 and e4m3; with wide exponents subnormals may be flushed to zero, as ex2.approx.ftz does."""
 
 OUT_UNIT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
 OUT_STEP = {torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25, torch.float32: 2.0**-126}  # may flush subnormals

@@ -41,7 +41,7 @@ class Call:
         return out, lse
 
     def disturbed(self) -> list[str]:
-        """Names of buffers of which a byte changed that the call must not write: inputs, and what lies around outputs."""
+        """Names of buffers of which a byte changed that must not: inputs, and what lies around outputs."""
         return [watch.name for watch in self.watched if watch.changed()]
 
 
@@ -85,11 +85,14 @@ class _Maker:
         self.num_pages = sum(pages) + case.spare_pages
         shuffled = torch.randperm(self.num_pages, generator=self.random).tolist()
         starts = [sum(pages[:b]) for b in range(case.batch)]
-        self.pages = [shuffled[start : start + count] for start, count in zip(starts, pages, strict=True)]
+        self.pages: list[list[int]] = [shuffled[start : start + n] for start, n in zip(starts, pages, strict=True)]
         self.lists = self._draw_lists() if case.top_k else []
 
     def slot(self, request: int, position: int) -> int:
-        return self.pages[request][position // self.case.page_size] * self.case.page_size + position % self.case.page_size
+        """Where a token lies in the pages that are in use; `far` more in the whole pool."""
+        return (
+            self.pages[request][position // self.case.page_size] * self.case.page_size + position % self.case.page_size
+        )
 
     def _integers(self, count: int, below: int) -> list[int]:
         drawn: list[int] = torch.randint(max(below, 1), (count,), generator=self.random).tolist()
@@ -98,6 +101,7 @@ class _Maker:
     def _draw_lists(self) -> list[list[list[int]]]:
         """[B][Q] the top-k list of each query token: min(n, K) entries that count, and a tail that does not."""
         case, lists = self.case, []
+        far = case.far_pages * case.page_size
         for b in range(case.batch):
             rows = []
             for t in range(case.q_len):
@@ -106,18 +110,24 @@ class _Maker:
                 order = torch.randperm(n, generator=self.random)[:counted].tolist()
                 if case.slots == "duplicates" and counted:
                     order = [order[i] for i in self._integers(counted, max(counted // 2, 1))]
-                entries = [self.slot(b, j) for j in order]
+                entries = [far + self.slot(b, j) for j in order]
                 rows.append(self._dig_holes(entries) + [TAILS[case.tail]] * (case.top_k - counted))
             lists.append(rows)
         return lists
 
     def _dig_holes(self, entries: list[int]) -> list[int]:
-        kind, pool = self.case.slots, self.num_pages * self.case.page_size
+        kind, pool = self.case.slots, (self.case.far_pages + self.num_pages) * self.case.page_size
         dice = self._integers(len(entries), 3)
         if kind == "holes":
-            return [(-1, -5, -(2**31))[i % 3] if die == 0 else slot for i, (slot, die) in enumerate(zip(entries, dice, strict=True))]
+            return [
+                (-1, -5, -(2**31))[i % 3] if die == 0 else slot
+                for i, (slot, die) in enumerate(zip(entries, dice, strict=True))
+            ]
         if kind == "past":
-            return [(pool, pool + 7, 2**31 - 1)[i % 3] if die == 0 else slot for i, (slot, die) in enumerate(zip(entries, dice, strict=True))]
+            return [
+                (pool, pool + 7, 2**31 - 1)[i % 3] if die == 0 else slot
+                for i, (slot, die) in enumerate(zip(entries, dice, strict=True))
+            ]
         if kind == "front":
             return [-1 if i < (len(entries) + 1) // 2 else slot for i, slot in enumerate(entries)]
         return [-1] * len(entries) if kind == "all_holes" else entries
@@ -161,13 +171,19 @@ class _Maker:
         case = self.case
         pool = torch.empty(self.num_pages * case.page_size, D, dtype=getattr(torch, case.cache))
         layouts.poison(pool, case.unread)
-        listed = {slot for rows in self.lists for row in rows for slot in row}
+        far = case.far_pages * case.page_size
+        listed = {slot - far for rows in self.lists for row in rows for slot in row}
         for b, length in enumerate(case.lengths):
             latents = self._latents(b, length).to(pool.dtype)
             for j in range(length):
                 if not case.top_k or self.slot(b, j) in listed:
                     pool[self.slot(b, j)] = latents[j]
-        cache = self._place("kv_cache", pool.view(self.num_pages, case.page_size, D), case.cache_layout)
+        used = pool.view(self.num_pages, case.page_size, D)
+        if case.far_pages:
+            cache = _untouched((case.far_pages + self.num_pages, case.page_size, D), pool.dtype, self.device)
+            cache[case.far_pages :] = used.to(self.device)
+        else:
+            cache = self._place("kv_cache", used, case.cache_layout)
         return cache.unsqueeze(1) if case.cache_rank == 4 else cache
 
     def tables(self) -> torch.Tensor:
@@ -176,7 +192,8 @@ class _Maker:
             lists = torch.tensor(self.lists, dtype=dtype).reshape(case.batch, case.q_len, case.top_k)
             return self._place("block_tables", lists, case.table_layout, "max")
         width = max([len(pages) for pages in self.pages], default=0) + case.table_slack
-        rows = [pages + [TAILS[case.tail]] * (width - len(pages)) for pages in self.pages]
+        far = [[case.far_pages + page for page in pages] for pages in self.pages]
+        rows = [pages + [TAILS[case.tail]] * (width - len(pages)) for pages in far]
         table = torch.tensor(rows, dtype=dtype).reshape(case.batch, width)
         return self._place("block_tables", table, case.table_layout, "max")
 
@@ -238,3 +255,14 @@ class _Maker:
         if case.lse == "transposed":
             return self._buffer("lse", (rows[2], rows[0] * rows[1]), torch.float32, "packed").T
         return None
+
+
+def _untouched(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Uninitialised memory that stays so even where PyTorch is told to fill it: most of it is never touched."""
+    settings: Any = torch.utils.deterministic
+    kept = settings.fill_uninitialized_memory
+    settings.fill_uninitialized_memory = False
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    finally:
+        settings.fill_uninitialized_memory = kept

@@ -51,9 +51,11 @@ class Case:
         values: the latents: "normal", "ones", "position" (token j is j mod 64), "request" (request b is b + 1),
             "alternating" (plus and minus 1).
         bmm1, bmm2: the scales; scale_form: how they are passed.
-        unread: what lies in each slot, page, column and gap that must not be read: "nan", "inf", "max", "zero", "noise".
+        unread: what lies in each slot, page and gap that must not be read: "nan", "inf", "max", "zero", "noise".
         tail: ids in the table columns that must not be read.
         spare_pages: pages that belong to nobody. table_slack: columns more than needed.
+        far_pages: so many pages, never touched, lie before all others: addresses beyond 32 bits without the memory
+            traffic (58300 pages of 64 pass 2^31 elements). Only with cache_layout "packed".
         query_layout, cache_layout, table_layout, out_layout: how the tensors lie in larger buffers.
         cache_rank: 3 or 4 dimensions. out_rank: 4, or 3 when q_len is 1.
         tables, lens: index dtypes.
@@ -82,6 +84,7 @@ class Case:
     tail: str = "minus_one"
     spare_pages: int = 1
     table_slack: int = 1
+    far_pages: int = 0
     query_layout: str = "packed"
     cache_layout: str = "packed"
     table_layout: str = "packed"
@@ -103,6 +106,8 @@ class Case:
                 raise ValueError(f"{name} is {value!r}; expected one of {', '.join(map(repr, allowed))}")
         if self.cache_rank not in (3, 4) or self.out_rank not in (3, 4) or (self.out_rank == 3 and self.q_len != 1):
             raise ValueError("expected cache_rank 3 or 4, and out_rank 4, or 3 with q_len 1")
+        if self.far_pages and self.cache_layout != "packed":
+            raise ValueError(f"far_pages is {self.far_pages} and cache_layout {self.cache_layout!r}; expected 'packed'")
 
     def __repr__(self) -> str:
         changed = [f for f in fields(self) if getattr(self, f.name) != f.default]

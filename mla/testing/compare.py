@@ -51,7 +51,7 @@ def assert_close(
     out, lse = actual if isinstance(actual, tuple) else (actual, None)
     p = problem
     rows = (p.batch, p.q_len, p.num_heads)
-    shapes = [(*rows, p.kv_lora_rank)]
+    shapes: list[tuple[int, ...]] = [(*rows, p.kv_lora_rank)]
     if p.q_len == 1:
         shapes.append((p.batch, p.num_heads, p.kv_lora_rank))
     _check_kind("out", out, shapes, p.out_dtype, p.device)
@@ -84,7 +84,7 @@ def _judge(what: str, actual: torch.Tensor, exact: torch.Tensor, allowed: torch.
     _judge_nan(what, got, exact)
     largest = torch.finfo(dtype).max
     overflows = exact.abs() + allowed > largest  # may round to infinity, and must if it is one
-    misplaced = (got.isinf() & ~overflows) | (exact.isinf() & (got != exact))
+    misplaced = (got.isinf() & (~overflows | (got.sign() != exact.sign()))) | (exact.isinf() & (got != exact))
     if misplaced.any():
         raise _mismatch("inf", what, "infinities are misplaced", misplaced, misplaced.to(torch.float64), got, exact)
     judged = ~(exact.isnan() | exact.isinf() | got.isinf())
@@ -113,7 +113,9 @@ def _mismatch(
     allowed: torch.Tensor | None = None,
 ) -> Mismatch:
     where = tuple(int(i) for i in torch.unravel_index(badness.argmax(), badness.shape))
-    place = ", ".join(f"{name} {index}" for name, index in zip(("request", "token", "head", "dim"), where, strict=False))
+    place = ", ".join(
+        f"{name} {index}" for name, index in zip(("request", "token", "head", "dim"), where, strict=False)
+    )
     count, total = int(wrong.sum()), wrong.numel()
     lines = [
         f"{what}: {headline} in {count} of {total} elements ({count / total:.2%})",
@@ -122,7 +124,9 @@ def _mismatch(
     if allowed is not None:
         error = abs(got[where].item() - exact[where].item())
         lines.append(f"  error {error:.3g}, budget {allowed[where].item():.3g}")
-    lines.append(f"  for information: signal to noise {signal_to_noise(got, exact):.1f} dB, cosine {cosine(got, exact):.6f}")
+    lines.append(
+        f"  for information: signal to noise {signal_to_noise(got, exact):.1f} dB, cosine {cosine(got, exact):.6f}"
+    )
     return Mismatch(kind, what, "\n".join(lines), where)
 
 

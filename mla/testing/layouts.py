@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-GUARD = 8  # elements on either side that belong to nobody
+GUARD = 16  # elements on either side that belong to nobody; whole 16-byte steps, so that "packed" is aligned
+PADDED_ROWS = 16  # a kernel that pads heads writes up to so many rows behind an output
 
 
 def poison(tensor: torch.Tensor, kind: str) -> None:
@@ -67,7 +68,8 @@ def place(name: str, value: torch.Tensor, layout: str, fill: str, *, written: bo
     strides = _strides(shape, layout, last_free=not value.is_floating_point())
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if value.numel() else 0
     offset = GUARD + (1 if layout == "offset" else 0)
-    buffer = torch.empty(offset + reach + GUARD, dtype=value.dtype, device=value.device)
+    behind = GUARD + (PADDED_ROWS * max(strides[-2:-1], default=1) if written else 0)
+    buffer = torch.empty(offset + reach + behind, dtype=value.dtype, device=value.device)
     poison(buffer, fill)
     view = buffer.as_strided(shape, strides, offset)
     view.copy_(value)
@@ -81,7 +83,7 @@ def _strides(shape: tuple[int, ...], layout: str, last_free: bool) -> tuple[int,
     if layout in ("wider", "sliced"):
         return _row_major((*shape[:-1], shape[-1] + 64))
     if layout == "transposed":
-        batch, one, two, *rest = shape
+        _, one, two, *rest = shape
         inner = math.prod(rest) if rest else 1
         return (one * two * inner, inner, one * inner, *_row_major(tuple(rest)))
     if layout == "layers":

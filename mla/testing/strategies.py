@@ -7,18 +7,21 @@ from typing import Any
 from hypothesis import strategies as st
 
 from mla.testing.case import CHOICES, Case
+from mla.testing.profile import PUBLIC_PAIRS, Profile
 
-HALF_PAIRS = [("bfloat16", "bfloat16"), ("float16", "float16")]
-FP8_PAIRS = [("float8_e4m3fn", "float8_e4m3fn"), ("bfloat16", "float8_e4m3fn"), ("float16", "float8_e4m3fn")]
-WIDE_PAIRS = [("float32", "float32"), ("float64", "float64")]
+WIDE_PAIRS = (("float32", "float32"), ("float64", "float64"))
+PAGE_SIZES = (1, 2, 3, 5, 7, 13, 16, 17, 31, 32, 61, 64, 101, 127, 128)
+HEADS = (1, 3, 4, 6, 8, 12, 16, 20, 40, 64, 96, 128, 130)
 
 
 def cases(
     *,
-    pairs: list[tuple[str, str]] | None = None,
+    pairs: tuple[tuple[str, str], ...] = PUBLIC_PAIRS + WIDE_PAIRS,
     max_batch: int = 5,
     max_q_len: int = 9,
+    heads: tuple[int, ...] | None = None,
     max_heads: int = 130,
+    page_sizes: tuple[int, ...] | None = None,
     max_page_size: int = 128,
     max_length: int = 160,
     max_top_k: int = 40,
@@ -30,27 +33,29 @@ def cases(
     """Cases with every feature mixed, within the limits given (a kernel's profile, say).
 
     Args:
-        pairs: (query, cache) dtype names; every pair of the contract by default.
+        pairs: (query, cache) dtype names; every pair that the reference takes by default.
+        heads, page_sizes: the values to draw from; any up to max_heads and max_page_size by default.
         max_batch, max_q_len, max_heads, max_page_size, max_length, max_top_k: inclusive upper bounds; B starts at 0.
         sparse, sinks, lse, strides: whether to draw the feature at all.
     """
-    primes_too = [size for size in (1, 2, 3, 5, 7, 13, 16, 17, 31, 32, 61, 64, 101, 127, 128) if size <= max_page_size]
-    odd_heads = [heads for heads in (1, 3, 4, 6, 8, 12, 16, 20, 40, 64, 96, 128, 130) if heads <= max_heads]
+    sizes = st.sampled_from(page_sizes) if page_sizes else _up_to(max_page_size, PAGE_SIZES)
+    counts = st.sampled_from(heads) if heads else _up_to(max_heads, HEADS)
 
     @st.composite
     def draw_case(draw: st.DrawFn) -> Case:
         def word(name: str, wanted: bool = True) -> Any:
             return draw(st.sampled_from(CHOICES[name])) if wanted else CHOICES[name][0]
 
-        query, cache = draw(st.sampled_from(pairs or HALF_PAIRS + FP8_PAIRS + WIDE_PAIRS))
+        query, cache = draw(st.sampled_from(pairs))
         q_len = draw(st.integers(1, max_q_len))
         top_k = draw(st.one_of(st.just(0), st.integers(1, max_top_k))) if sparse else 0
+        batch = draw(st.sampled_from([*range(1, max_batch + 1), 0]))
         length = st.one_of(st.integers(0, 3), st.integers(0, max_length))
         return Case(
-            lengths=tuple(draw(st.lists(length, max_size=max_batch))),
+            lengths=tuple(draw(st.lists(length, min_size=batch, max_size=batch))),
             q_len=q_len,
-            heads=draw(st.one_of(st.integers(1, min(5, max_heads)), st.sampled_from(odd_heads))),
-            page_size=draw(st.one_of(st.sampled_from(primes_too), st.integers(1, max_page_size))),
+            heads=draw(counts),
+            page_size=draw(sizes),
             query=query,
             cache=cache,
             out=word("out"),
@@ -82,3 +87,26 @@ def cases(
         )
 
     return draw_case()
+
+
+def _up_to(limit: int, favourites: tuple[int, ...]) -> st.SearchStrategy[int]:
+    """1 to `limit`, with the values where kernels break drawn more often."""
+    return st.one_of(
+        st.integers(1, min(5, limit)), st.sampled_from([n for n in favourites if n <= limit]), st.integers(1, limit)
+    )
+
+
+def claimed_cases(profile: Profile) -> st.SearchStrategy[Case]:
+    """Cases that a profile claims, all of its features mixed."""
+    return cases(
+        pairs=profile.pairs,
+        max_batch=4,
+        max_q_len=min(profile.max_q_len or 9, 9),
+        heads=profile.heads,
+        max_heads=40,
+        page_sizes=profile.page_sizes,
+        sparse=profile.sparse,
+        sinks=profile.sinks,
+        lse=profile.lse,
+        strides=profile.strides,
+    ).filter(lambda case: not profile.why_not(case))

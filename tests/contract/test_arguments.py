@@ -102,7 +102,10 @@ def test_lse_rows_are_tokens_and_columns_are_heads_even_when_both_number_the_sam
 
 def test_bmm2_does_not_reach_the_lse(backend):
     base = Case(lengths=(9,), heads=3)
-    assert torch.equal(build(base).run(CALL, backend=backend)[1], build(dataclasses.replace(base, bmm2=3.0)).run(CALL, backend=backend)[1])
+    assert torch.equal(
+        build(base).run(CALL, backend=backend)[1],
+        build(dataclasses.replace(base, bmm2=3.0)).run(CALL, backend=backend)[1],
+    )
 
 
 @pytest.mark.parametrize("value", [0.1352, 1 / 3, 1.0])
@@ -135,7 +138,10 @@ def test_no_factor_is_hidden_for_any_dtype(backend, pair, bmm1, bmm2):
 
 def test_out_is_linear_in_bmm2(backend):
     base = Case(lengths=(20,), heads=3, out="float32")
-    one, three = build(base).run(CALL, backend=backend)[0], build(dataclasses.replace(base, bmm2=3.0)).run(CALL, backend=backend)[0]
+    one, three = (
+        build(base).run(CALL, backend=backend)[0],
+        build(dataclasses.replace(base, bmm2=3.0)).run(CALL, backend=backend)[0],
+    )
     torch.testing.assert_close(three, 3.0 * one, rtol=2.0**-22, atol=0.0)
 
 
@@ -150,7 +156,9 @@ def test_every_e4m3_code_is_read_as_torch_reads_it(backend):
         assert torch.equal(out, torch.full_like(out, code.float().item()))
 
 
-@pytest.mark.parametrize(("heads", "q_len", "batch"), list(itertools.product((8, 12, 20, 32, 96, 128), (1, 2, 3), (1, 2))))
+@pytest.mark.parametrize(
+    ("heads", "q_len", "batch"), list(itertools.product((8, 12, 20, 32, 96, 128), (1, 2, 3), (1, 2)))
+)
 def test_e4m3_is_right_for_every_mix_of_heads_tokens_and_requests(backend, heads, q_len, batch):
     call = build(Case(lengths=(11,) * batch, q_len=q_len, heads=heads, query="float8_e4m3fn", cache="float8_e4m3fn"))
     assert_close(call.run(CALL, backend=backend), call.problem)

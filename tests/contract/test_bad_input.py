@@ -138,10 +138,15 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("backend as None", {"backend": None}, TypeError, r"backend is a NoneType; expected a str"),
 ]  # fmt: skip
 
-for _name in ("kv_cache", "block_tables", "seq_lens", "sinks", "workspace_buffer", "out", "lse"):
-    WRONG.append(
-        (f"{_name} elsewhere", {_name: good()[_name].to(META)}, ValueError, rf"{_name} is on meta; expected cpu, the device of query")
+WRONG += [
+    (
+        f"{name} elsewhere",
+        {name: good()[name].to(META)},
+        ValueError,
+        rf"{name} is on meta; expected cpu, the device of query",
     )
+    for name in ("kv_cache", "block_tables", "seq_lens", "sinks", "workspace_buffer", "out", "lse")
+]
 
 
 def snapshot(value: Any) -> Any:

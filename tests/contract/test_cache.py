@@ -21,7 +21,9 @@ def test_new_tokens_land_behind_the_old_ones_and_nothing_else_changes(device, dt
     lengths, q_len = [5, 2, 64, 70], 3
     width = math.ceil(70 / page_size)
     tables = torch.randperm(4 * width, device="cpu").view(4, width).to(torch.int32)
-    cache, watch = layouts.place("cache", torch.zeros(4 * width, page_size, 576).to(dtype).to(device), layout, "nan", written=True)
+    cache, watch = layouts.place(
+        "cache", torch.zeros(4 * width, page_size, 576).to(dtype).to(device), layout, "nan", written=True
+    )
     before = cache.float().clone()
     latents = torch.randn(4, q_len, 576).to(device)
     result = mla.append_tokens(cache, tables.to(device), torch.tensor(lengths, device=device), latents)
@@ -76,7 +78,9 @@ def test_appended_tokens_are_what_the_call_reads():
     cache, tables = torch.full((4, 2, 576), math.nan).bfloat16(), torch.tensor([[3, 0, 2, 1]])
     for start, stop in ((0, 5), (5, 7)):
         mla.append_tokens(cache, tables, torch.tensor([stop]), latents[:, start:stop])
-    out = mla.trtllm_batch_decode_with_kv_cache_mla(query, cache, None, 128, 512, 64, tables, torch.tensor([7]), 7, bmm1_scale=0.07)
+    out = mla.trtllm_batch_decode_with_kv_cache_mla(
+        query, cache, None, 128, 512, 64, tables, torch.tensor([7]), 7, bmm1_scale=0.07
+    )
     for t in range(2):
         keys = latents[0, : 6 + t].double()
         expected = torch.softmax(0.07 * query[0, t].double() @ keys.T, -1) @ keys[:, :512]

@@ -94,7 +94,13 @@ def test_an_empty_row_with_a_sink_has_the_sink_as_its_lse(decode, paged, constan
     sinks = torch.tensor([0.5, -3.0])
     for base, unit in (("basee", 1.0), ("base2", math.log(2.0))):
         out, lse = decode(
-            zeros(1, 1, 2), cache, tables, torch.zeros(1, dtype=torch.int32), sinks=sinks, return_lse=True, return_lse_base=base
+            zeros(1, 1, 2),
+            cache,
+            tables,
+            torch.zeros(1, dtype=torch.int32),
+            sinks=sinks,
+            return_lse=True,
+            return_lse_base=base,
         )
         assert torch.equal(out, torch.zeros(1, 1, 2, 512).bfloat16())
         assert lse[0].tolist() == pytest.approx([0.5 / unit, -3.0 / unit], rel=1e-6)
@@ -112,7 +118,9 @@ def test_bmm1_is_a_temperature_and_bmm2_a_factor(decode, paged, bmm1, bmm2):
         return_lse=True, return_lse_base="basee",
     )  # fmt: skip
     weights = [math.exp(bmm1 * j) for j in range(6)]
-    assert out[0, 0, 0, 0].item() == pytest.approx(bmm2 * sum(j * w for j, w in enumerate(weights)) / sum(weights), rel=1e-6)
+    assert out[0, 0, 0, 0].item() == pytest.approx(
+        bmm2 * sum(j * w for j, w in enumerate(weights)) / sum(weights), rel=1e-6
+    )
     assert lse[0, 0].item() == pytest.approx(math.log(sum(weights)), rel=1e-6)
     assert out[..., 1:].abs().max() == 0
 
@@ -163,5 +171,7 @@ def test_the_score_of_both_halves_is_the_sum_of_the_scores_of_each(decode, paged
     cache, tables, lengths = paged([latent], 4)
     nope, rope = query.clone(), query.clone()
     nope[..., 512:], rope[..., :512] = 0, 0
-    scores = [decode(q, cache, tables, lengths, return_lse=True, return_lse_base="basee")[1] for q in (query, nope, rope)]
+    scores = [
+        decode(q, cache, tables, lengths, return_lse=True, return_lse_base="basee")[1] for q in (query, nope, rope)
+    ]
     torch.testing.assert_close(scores[0], scores[1] + scores[2], rtol=1e-5, atol=1e-4)

@@ -48,7 +48,9 @@ def test_poison_behind_every_length_changes_no_bit(backend, length, unread):
 
 
 @pytest.mark.parametrize("tail", ["minus_one", "int_max", "int_min"])
-@pytest.mark.parametrize("base", [PLAIN, SPARSE, dataclasses.replace(PLAIN, lengths=(0, 0))], ids=["dense", "sparse", "empty"])
+@pytest.mark.parametrize(
+    "base", [PLAIN, SPARSE, dataclasses.replace(PLAIN, lengths=(0, 0))], ids=["dense", "sparse", "empty"]
+)
 def test_ids_past_the_length_are_never_used(backend, device, base, tail):
     base = dataclasses.replace(base, table_slack=5)
     same_bits(dataclasses.replace(base, tail=tail), base, backend, device)
@@ -133,7 +135,9 @@ def test_the_workspace_has_no_meaning(backend, kind):
 def test_the_workspace_is_bytes_of_any_dtype(backend, dtype):
     call = build(PLAIN)
     scratch = torch.zeros(1001, dtype=dtype)[1:]
-    out, _ = mla.trtllm_batch_decode_with_kv_cache_mla(**call.arguments | {"workspace_buffer": scratch}, backend=backend)
+    out, _ = mla.trtllm_batch_decode_with_kv_cache_mla(
+        **call.arguments | {"workspace_buffer": scratch}, backend=backend
+    )
     assert torch.equal(out, outcome(PLAIN, backend)[0])
 
 
@@ -258,7 +262,11 @@ def test_heads_do_not_mix(backend, heads):
     out, lse = call.run(mla.trtllm_batch_decode_with_kv_cache_mla, backend=backend)
     assert call.disturbed() == []
     for h in (0, heads // 2, heads - 1):
-        one = {"query": call.arguments["query"][:, :, h : h + 1], "sinks": call.arguments["sinks"][h : h + 1], "out": None}
+        one = {
+            "query": call.arguments["query"][:, :, h : h + 1],
+            "sinks": call.arguments["sinks"][h : h + 1],
+            "out": None,
+        }
         single, single_lse = mla.trtllm_batch_decode_with_kv_cache_mla(**call.arguments | one, backend=backend)
         torch.testing.assert_close(single[:, :, 0].float(), out[:, :, h], rtol=2.0**-8, atol=1e-6)
         torch.testing.assert_close(single_lse[:, 0], lse[:, h], rtol=1e-5, atol=1e-5)

@@ -36,7 +36,10 @@ def test_the_identity_changes_no_bit(base, dtype, garbage):
     torch.manual_seed(0)
     out, lse = torch.randn(3, 2, 5, 512).to(dtype), torch.randn(6, 5) * 20
     nothing, none = torch.full_like(out, garbage), torch.full_like(lse, -math.inf)
-    for merged in (mla.merge_state(out, lse, nothing, none, lse_base=base), mla.merge_state(nothing, none, out, lse, lse_base=base)):
+    for merged in (
+        mla.merge_state(out, lse, nothing, none, lse_base=base),
+        mla.merge_state(nothing, none, out, lse, lse_base=base),
+    ):
         assert torch.equal(merged[0], out)
         assert torch.equal(merged[1], lse)
 
@@ -45,7 +48,9 @@ def test_the_identity_changes_no_bit(base, dtype, garbage):
 @pytest.mark.parametrize("garbage", [0.0, 7.0, math.nan, math.inf])
 @pytest.mark.parametrize("count", [0, 1, 2, 15])
 def test_merging_only_identities_gives_the_identity(base, garbage, count):
-    out, lse = mla.merge_states(torch.full((3, count, 2, 8), garbage), torch.full((3, count, 2), -math.inf), lse_base=base)
+    out, lse = mla.merge_states(
+        torch.full((3, count, 2, 8), garbage), torch.full((3, count, 2), -math.inf), lse_base=base
+    )
     assert torch.equal(out, torch.zeros(3, 2, 8))
     assert torch.equal(lse, torch.full((3, 2), -math.inf))
 
@@ -75,7 +80,11 @@ def test_a_nan_in_a_live_state_is_not_hidden():
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("parts", [2, 3, 7])
 def test_parts_of_the_keys_merge_to_the_whole(base, parts):
-    call = build(Case(lengths=(61, 5, 0), heads=6, page_size=1, lse_base=base, out="float32", tail="zero", table_slack=parts * 61))
+    call = build(
+        Case(
+            lengths=(61, 5, 0), heads=6, page_size=1, lse_base=base, out="float32", tail="zero", table_slack=parts * 61
+        )
+    )
     whole, whole_lse = call.run(CALL)
     whole, whole_lse = whole.clone(), whole_lse.clone()
     table, lengths = call.arguments["block_tables"], call.arguments["seq_lens"]
@@ -115,7 +124,12 @@ def test_flat_and_full_lse_shapes_are_the_same_rows():
     assert torch.equal(flat[1], full[1].view(6, 4))
 
 
-GOOD = {"out_a": torch.zeros(2, 4, 8), "lse_a": torch.zeros(2, 4), "out_b": torch.zeros(2, 4, 8), "lse_b": torch.zeros(2, 4)}
+GOOD = {
+    "out_a": torch.zeros(2, 4, 8),
+    "lse_a": torch.zeros(2, 4),
+    "out_b": torch.zeros(2, 4, 8),
+    "lse_b": torch.zeros(2, 4),
+}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from mla.testing import Case, build
 CALL = mla.trtllm_batch_decode_with_kv_cache_mla
 
 
-
 def sparse(lists: list[list[list[int]]], latents: list[float], length: int, backend: str) -> torch.Tensor:
     """out [B, Q, 512] for q = 0 over a pool of one-token pages, token i filled with latents[i]."""
     tables = torch.tensor(lists, dtype=torch.int32)
@@ -33,7 +32,9 @@ def test_duplicates_count_as_often_as_they_stand_there(backend):
 def test_only_the_first_min_n_k_entries_count(backend):
     out = sparse([[list(range(8))] * 2], [float(i) for i in range(8)], 5, backend)
     assert out[0, :, 0].tolist() == [1.5, 2.0]
-    padded = sparse([[[0, 1, 2, 3, -1, -1, -1, -1], [0, 1, 2, 3, 4, -1, -1, -1]]], [float(i) for i in range(8)], 5, backend)
+    padded = sparse(
+        [[[0, 1, 2, 3, -1, -1, -1, -1], [0, 1, 2, 3, 4, -1, -1, -1]]], [float(i) for i in range(8)], 5, backend
+    )
     assert torch.equal(out, padded)
 
 

@@ -43,7 +43,11 @@ def test_a_wrong_device_value_is_named_by_row_and_column_and_nothing_is_written(
     before = {name: value.clone() for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     with mla.strict(), pytest.raises(ValueError, match=text):
         CALL(**arguments)
-    assert all(torch.equal(value.view(torch.uint8), arguments[name].view(torch.uint8)) for name, value in before.items() if value.ndim)
+    assert all(
+        torch.equal(value.view(torch.uint8), arguments[name].view(torch.uint8))
+        for name, value in before.items()
+        if value.ndim
+    )
 
 
 @pytest.mark.parametrize("call", [DENSE, SPARSE], ids=["dense", "sparse"])
@@ -87,7 +91,13 @@ def test_the_environment_variable_does_it_for_the_process(value, raises):
         "call = build(Case(lengths=(9,)))\n"
         "mla.trtllm_batch_decode_with_kv_cache_mla(**call.arguments | {'seq_lens': torch.tensor([10]), 'max_seq_len': 9})\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], env=os.environ | {"MLA_STRICT": value}, capture_output=True, text=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"MLA_STRICT": value},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (run.returncode != 0) is raises, run.stderr
     assert ("seq_lens[0] is 10" in run.stderr) is raises
 

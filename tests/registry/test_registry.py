@@ -159,7 +159,17 @@ def test_a_broken_kernel_of_ours_leaves_auto_working(monkeypatch):
 
 
 def claims(**limits: object) -> list[str]:
-    case = Case(lengths=(9,), q_len=2, heads=20, top_k=4, sinks="normal", page_size=16, query="float16", cache="float16", out="float32")
+    case = Case(
+        lengths=(9,),
+        q_len=2,
+        heads=20,
+        top_k=4,
+        sinks="normal",
+        page_size=16,
+        query="float16",
+        cache="float16",
+        out="float32",
+    )
     return mla.Capabilities(**limits).refusals(build(case).problem)
 
 
@@ -188,5 +198,7 @@ def test_every_reason_is_given_and_not_the_first_only():
 
 
 def test_dense_only_can_be_refused_too_and_the_default_claims_everything():
-    assert mla.Capabilities(dense=False).refusals(build(Case()).problem) == ["the call is dense (sparse_mla_top_k=0); it does sparse only"]
+    assert mla.Capabilities(dense=False).refusals(build(Case()).problem) == [
+        "the call is dense (sparse_mla_top_k=0); it does sparse only"
+    ]
     assert claims() == []

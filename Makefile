@@ -1,0 +1,66 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+#
+# PYTHON     the interpreter that .venv is made with (3.11 or newer)
+# PIP_ARGS   more arguments for every `pip install`, such as an index that serves CPU builds of torch
+# WORKERS    processes that the tests are spread over
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+WORKERS ?= auto
+DEMO_ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt
+
+# What is installed counts, not what the caller's shell points at.
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint check format clean
+
+help: ## this text
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## one attention layer of DeepSeek-V3, decoded and held to float64
+	$(BIN)/python -m mla demo $(DEMO_ARGS)
+
+test: lint ## every check there is: style, types, import contracts, all tests, coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --cov
+
+lint: $(VENV)/.test ## style, types and import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint ## what to run before a commit: lint, and the tests but those of packaging
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --ignore tests/package
+
+format: $(VENV)/.test ## rewrite the code in the project's style
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## remove what the other commands made, .venv too
+	rm -rf $(VENV) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache \
+		.ruff_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and by its pinned version: a plain resolve may take a CUDA build of several GB that is newer.
+# The build back end is installed too, so that pip needs no build environment of its own.
+$(VENV)/.torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else \
+		"mla needs Python 3.11 or newer; PYTHON=$(PYTHON) is " + sys.version)'
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) setuptools wheel
+	$(INSTALL) torch
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(INSTALL) --no-build-isolation --editable '.[demo]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/.torch pyproject.toml
+	$(INSTALL) --no-build-isolation --editable '.[demo,lint,test]'
+	touch $@

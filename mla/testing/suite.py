@@ -1,0 +1,199 @@
+"""Bring a kernel before every property, within what it claims, and say what was found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mla.testing.case import Case
+from mla.testing.compare import Mismatch
+from mla.testing.profile import Profile
+from mla.testing.properties import PROPERTIES, Function, Property
+from mla.testing.shrink import search, shrink
+
+WORDS = {
+    "type": "it returns something else than tensors",
+    "shape": "a result has the wrong shape",
+    "dtype": "a result has the wrong dtype",
+    "device": "a result is on the wrong device",
+    "nan": "NaN stands where it must not, or is missing where it must stand",
+    "inf": "infinities stand where they must not",
+    "error": "numbers are further off than any rounding explains",
+    "identity": "a buffer that was given is not the one returned",
+    "written": "memory is written that must stay as it is",
+    "poison": "memory that must not be read changes the result",
+    "raised": "it raises on a call that it claims to support",
+}
+"""The kinds of failure in plain words."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The first failing case of a property.
+
+    Attributes:
+        case: as the suite has it. smallest: the simplest that fails the same property, as far as shrinking got.
+        kind: a key of `WORDS`. text: the judge's message for `smallest`.
+    """
+
+    case: Case
+    smallest: Case
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came out for one property.
+
+    Attributes:
+        name, sentence: of the property.
+        verdict: "holds", "fails", "not claimed", or "not judged here" (it needs a GPU).
+        judged, skipped: how many cases were judged, and how many need something that is not claimed.
+        failed: how many of the judged ones failed.
+        failure: the first of them, or None.
+        seconds: how long it took.
+    """
+
+    name: str
+    sentence: str
+    verdict: str
+    judged: int
+    skipped: int
+    failed: int
+    failure: Failure | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All findings about one kernel on one device."""
+
+    kernel: str
+    device: str
+    profile: Profile
+    findings: tuple[Finding, ...]
+    about: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no claimed property fails, and at least one was judged."""
+        verdicts = {finding.verdict for finding in self.findings}
+        return "fails" not in verdicts and "holds" in verdicts
+
+
+def outcome(
+    judge: Callable[[Function, Case, str], None], function: Function, case: Case, device: str
+) -> tuple[str, str] | None:
+    """(kind, text) of what is wrong with a kernel on a case, or None."""
+    try:
+        judge(function, case, device)
+    except Mismatch as mismatch:
+        return mismatch.kind, str(mismatch)
+    except Exception as error:  # the kernel under test may raise anything; raising on a claimed case is a finding
+        return "raised", f"{type(error).__name__}: {error}"
+    return None
+
+
+def judge_property(
+    prop: Property, function: Function, profile: Profile, device: str, *, shrinking: bool = True
+) -> Finding:
+    """Judge the claimed cases of one property, and shrink the first that fails."""
+    start = time.perf_counter()
+    judged = skipped = failed = 0
+    first: tuple[Case, tuple[str, str]] | None = None
+    for case in prop.cases:
+        adapted = profile.adapt(case, keep_sizes=prop.variable)
+        if adapted is None:
+            skipped += 1
+            continue
+        judged += 1
+        wrong = outcome(prop.judge, function, adapted, device)
+        if wrong is not None:
+            failed += 1
+            first = first or (adapted, wrong)
+    failure = None
+    if first is not None:
+        case, (kind, text) = first
+        smallest = (
+            shrink(case, lambda c: not profile.why_not(c) and outcome(prop.judge, function, c, device) is not None)
+            if shrinking
+            else case
+        )
+        again = outcome(prop.judge, function, smallest, device) if smallest != case else (kind, text)
+        failure = Failure(case, smallest, *(again or (kind, text)))
+    verdict = "fails" if failed else "holds" if judged else "not claimed"
+    return Finding(prop.name, prop.sentence, verdict, judged, skipped, failed, failure, time.perf_counter() - start)
+
+
+def random_problems(function: Function, profile: Profile, device: str, examples: int) -> Finding:
+    """Problems that hypothesis draws within the profile, all features mixed; the first failing one comes out shrunk."""
+    from mla.testing.judges import right_answer
+
+    start = time.perf_counter()
+    judged, found = search(profile, lambda case: outcome(right_answer, function, case, device) is not None, examples)
+    failure = None
+    if found is not None:
+        wrong = outcome(right_answer, function, found, device) or (
+            "error",
+            "failed once and not again: it is not repeatable",
+        )
+        failure = Failure(found, found, *wrong)
+    verdict = "fails" if failure else "holds" if judged else "not claimed"
+    sentence = "problems drawn at random within the profile are right"
+    return Finding(
+        "random problems", sentence, verdict, judged, 0, int(failure is not None), failure, time.perf_counter() - start
+    )
+
+
+def judge_kernel(
+    function: Function,
+    profile: Profile,
+    device: str = "cpu",
+    *,
+    examples: int = 100,
+    shrinking: bool = True,
+    only: tuple[str, ...] = (),
+) -> Iterator[Finding]:
+    """Every property in turn, then random problems, then what needs a GPU's speed or memory.
+
+    Args:
+        function: a function with the keyword arguments of `mla.trtllm_batch_decode_with_kv_cache_mla`.
+        profile: what it claims.
+        device: "cpu" or "cuda".
+        examples: how many random problems; 0 for none.
+        shrinking: make failing cases small (needs hypothesis; without it they come as they are).
+        only: names of properties to judge; all when empty.
+
+    Raises:
+        ValueError: a name in `only` is unknown.
+    """
+    known = [prop.name for prop in PROPERTIES] + ["random problems"]
+    for name in only:
+        if name not in known:
+            raise ValueError(f"property is {name!r}; expected one of {', '.join(known)}")
+    asked = [prop for prop in PROPERTIES if not only or prop.name in only]
+    for prop in asked:
+        if not prop.gpu_only:
+            yield judge_property(prop, function, profile, device, shrinking=shrinking)
+    if examples and (not only or "random problems" in only):
+        yield random_problems(function, profile, device, examples)
+    for prop in asked:  # the large ones last: a kernel that faults there can be asked nothing more in this process
+        if prop.gpu_only and device != "cpu":
+            yield judge_property(prop, function, profile, device, shrinking=False)
+        elif prop.gpu_only:
+            sentence = f"{prop.sentence} (needs a GPU)"
+            yield Finding(prop.name, sentence, "not judged here", 0, len(prop.cases), 0, None, 0.0)
+
+
+def with_backend(function: Function, backend: str | None) -> Function:
+    """`function` with `backend=` filled in, or itself."""
+    if backend is None:
+        return function
+
+    def call(**arguments: Any) -> Any:
+        return function(**arguments, backend=backend)
+
+    return call

@@ -1,0 +1,238 @@
+"""The suite on a right kernel, on a wrong one, and on one that claims little; profiles, shrinking, and reports."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+import mla
+from mla import registry
+from mla.testing import PROPERTIES, Case, Finding, Kernel, Profile, Report, build, judge_kernel, judge_property, shrink
+from mla.testing.properties import each
+from mla.testing.report import as_html, as_json, as_text
+from mla.testing.shrink import search
+from mla.testing.suite import outcome
+
+
+class SkipsTheLastKey(Kernel):
+    def visible(self, p: mla.Problem, b: int, t: int) -> int:
+        return max(super().visible(p, b, t) - 1, 0)
+
+
+class Raises(Kernel):
+    def visible(self, p: mla.Problem, b: int, t: int) -> int:
+        raise RuntimeError("out of registers")
+
+
+def by_name(name: str):
+    return next(prop for prop in PROPERTIES if prop.name == name)
+
+
+@pytest.mark.parametrize("prop", PROPERTIES, ids=lambda prop: prop.name)
+@pytest.mark.parametrize("name", list(registry.BUILT_IN))
+def test_every_built_in_backend_holds_every_property_it_claims(device, name, prop):
+    backend = registry.load(name)
+    claimed = getattr(backend, "capabilities", None)
+    if claimed is None:
+        assert backend.why_not(build(Case()).problem)  # an announced backend claims nothing and refuses everything
+        pytest.skip(f"{name} refuses: {backend.why_not(build(Case()).problem)[0]}")
+    if prop.gpu_only and device == "cpu":
+        pytest.skip("needs a GPU")
+
+    def call(**arguments):
+        return mla.trtllm_batch_decode_with_kv_cache_mla(**arguments, backend=name)
+
+    finding = judge_property(prop, call, Profile.of(claimed), device)
+    assert finding.failure is None, finding.failure
+    assert finding.verdict == "holds"
+
+
+def test_a_right_kernel_holds_everything_it_claims():
+    findings = list(judge_kernel(Kernel("bfloat16", splits=3), Profile(pairs=(("bfloat16", "bfloat16"),)), examples=50))
+    others = {finding.name: finding.verdict for finding in findings if finding.verdict != "holds"}
+    assert others == {"dtypes": "not claimed", "far pages": "not judged here", "many rows": "not judged here"}
+    assert len(findings) == len(PROPERTIES) + 1
+
+
+def test_a_wrong_kernel_is_found_with_a_kind_and_a_small_case():
+    finding = judge_property(by_name("mask"), SkipsTheLastKey(), Profile(), "cpu")
+    assert finding.verdict == "fails"
+    assert finding.failure is not None
+    assert finding.failure.kind == "error"
+    assert sum(finding.failure.smallest.lengths) <= 3
+    assert outcome(by_name("mask").judge, SkipsTheLastKey(), finding.failure.smallest, "cpu") is not None
+
+
+def test_a_kernel_that_raises_on_what_it_claims_fails_and_says_so():
+    finding = judge_property(by_name("requests"), Raises(), Profile(), "cpu", shrinking=False)
+    assert finding.failure is not None
+    assert finding.failure.kind == "raised"
+    assert "RuntimeError: out of registers" in finding.failure.text
+
+
+def test_what_is_not_claimed_is_not_judged():
+    modest = Profile(
+        sparse=False, sinks=False, lse=False, max_q_len=1, strides=False, empty_rows=False, scale_tensors=False
+    )
+    findings = {finding.name: finding for finding in judge_kernel(Kernel(), modest, examples=0)}
+    assert findings["sparse lists"].verdict == "not claimed"
+    assert findings["sinks"].verdict == "not claimed"
+    assert findings["strided pools"].judged == 1  # one of its cases has no stride at all
+    assert findings["mask"].judged == 1
+    assert findings["mask"].verdict == "holds"
+
+
+def test_only_some_properties_can_be_asked_for_and_unknown_names_are_refused():
+    assert [f.name for f in judge_kernel(Kernel(), Profile(), only=("mask", "heads"))] == ["mask", "heads"]
+    with pytest.raises(ValueError, match="property is 'masks'; expected one of mask, length"):
+        list(judge_kernel(Kernel(), Profile(), only=("masks",)))
+
+
+def test_names_of_properties_are_unique_and_every_case_builds():
+    assert len({prop.name for prop in PROPERTIES}) == len(PROPERTIES)
+    for prop in PROPERTIES:
+        for case in prop.cases:
+            if not prop.gpu_only:
+                assert build(case).problem.batch == case.batch
+
+
+# Cases
+
+
+def test_a_case_prints_as_the_call_that_rebuilds_it():
+    cases = [case for prop in PROPERTIES for case in prop.cases if not prop.gpu_only]
+    assert all(eval(repr(case)) == case for case in cases)
+    assert repr(Case()) == "Case()"
+
+
+def test_the_same_case_gives_the_same_bits():
+    a, b = build(Case(lengths=(9, 4), sinks="normal", top_k=5)), build(Case(lengths=(9, 4), sinks="normal", top_k=5))
+    for name in ("query", "kv_cache", "block_tables", "sinks"):
+        assert a.arguments[name].tolist() == b.arguments[name].tolist() or name == "kv_cache"
+    assert a.arguments["kv_cache"].nan_to_num(7.0).equal(b.arguments["kv_cache"].nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"query": "int8"}, "query is 'int8'; expected one of 'bfloat16'"),
+        ({"unread": "ones"}, "unread is 'ones'; expected one of 'nan'"),
+        ({"out_rank": 3, "q_len": 2}, "out_rank 4, or 3 with q_len 1"),
+        ({"far_pages": 9, "cache_layout": "layers"}, "far_pages is 9 and cache_layout 'layers'"),
+    ],
+)
+def test_a_word_that_no_case_knows_is_refused(changes, text):
+    with pytest.raises(ValueError, match=text):
+        Case(**changes)
+
+
+def test_far_pages_move_every_address_and_change_no_answer():
+    near = Case(lengths=(20, 3), page_size=4, tail="zero", top_k=0)
+    for case in (near, dataclasses.replace(near, top_k=8)):
+        far = dataclasses.replace(case, far_pages=1000)
+        assert build(far).arguments["kv_cache"].shape[0] == build(case).arguments["kv_cache"].shape[0] + 1000
+        a = build(case).run(mla.trtllm_batch_decode_with_kv_cache_mla)
+        b = build(far).run(mla.trtllm_batch_decode_with_kv_cache_mla)
+        assert a[0].equal(b[0])
+
+
+def test_each_varies_one_field_at_a_time():
+    assert each(Case(), heads=(1, 2), q_len=(3,)) == (Case(heads=1), Case(heads=2), Case(q_len=3))
+
+
+# Profiles
+
+
+def test_a_profile_says_what_it_lacks():
+    profile = Profile(
+        pairs=(("bfloat16", "bfloat16"),), page_sizes=(64,), heads=(16, 128), lse_bases=("basee",), out_dtypes=()
+    )
+    assert profile.why_not(Case(lse_base="basee")) == []
+    lacking = profile.why_not(Case(query="float16", cache="float16", page_size=16, heads=4, out="bfloat16"))
+    assert lacking == ["float16 query with float16 cache", "bfloat16 out", "lse in base2", "H = 4", "page size 16"]
+
+
+def test_a_case_is_adapted_only_where_its_property_does_not_look():
+    profile = Profile(page_sizes=(64,), heads=(16, 128), lse=False)
+    adapted = profile.adapt(Case(lengths=(9,), page_size=16, heads=4))
+    assert adapted == Case(lengths=(9,), page_size=64, heads=16, lse="none")
+    assert profile.adapt(Case(lse="flat")) is None
+    assert Profile(sparse=False).adapt(Case(top_k=4)) is None
+    assert Profile(any_table=False).adapt(Case()) == Case(tail="zero", table_slack=0)
+    assert Profile(lse_bases=("basee",)).adapt(Case()) == Case(lse_base="basee")
+    assert Profile(pairs=(("float16", "float16"),)).adapt(Case()) == Case(query="float16", cache="float16")
+
+
+def test_a_backends_claims_become_a_profile():
+    profile = Profile.of(mla.Capabilities(sparse=False, max_heads=3, page_sizes=(32,), device_types=("cuda",)))
+    assert (profile.sparse, profile.heads, profile.page_sizes, profile.devices) == (False, (1, 2, 3), (32,), ("cuda",))
+    assert ("float64", "float64") in Profile.of(mla.Capabilities()).pairs
+
+
+# Shrinking and searching
+
+
+def test_a_failing_case_is_shrunk_to_what_makes_it_fail():
+    case = Case(lengths=(40, 7, 130), q_len=3, heads=12, sinks="normal", page_size=16, cache_layout="layers")
+    smallest = shrink.shrink(case, lambda c: c.sinks == "normal" and max(c.lengths) >= 7)
+    assert smallest.sinks == "normal"
+    assert (len(smallest.lengths), smallest.q_len, smallest.heads, smallest.cache_layout) == (1, 1, 1, "packed")
+    assert 7 <= smallest.lengths[0] <= 40
+
+
+def test_a_failure_that_does_not_come_again_leaves_the_case_as_it_is():
+    case = Case(lengths=(40, 7))
+    assert shrink.shrink(case, lambda c: False) == case
+
+
+def test_random_search_stays_within_the_profile():
+    seen = []
+    profile = Profile(
+        pairs=(("float16", "float16"),), sparse=False, heads=(8,), page_sizes=(32,), max_q_len=2, strides=False
+    )
+    judged, found = search(profile, lambda case: seen.append(case) or False, 60)
+    assert judged == len(seen) > 20
+    assert found is None
+    assert all(not profile.why_not(case) for case in seen)
+    assert search(profile, lambda case: len(case.lengths) > 1, 60)[1] is not None
+
+
+def test_without_hypothesis_nothing_is_drawn_and_cases_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(shrink, "available", lambda: False)
+    assert search(Profile(), lambda case: True, 10) == (0, None)
+    assert shrink.shrink(Case(lengths=(9, 9)), lambda case: True) == Case(lengths=(9, 9))
+
+
+# Reports
+
+
+def report_of(kernel: Kernel, **options: object) -> Report:
+    findings = tuple(judge_kernel(kernel, Profile(), examples=0, only=("mask", "far pages"), **options))
+    return Report("somebody:kernel", "cpu", Profile(), findings, {"torch": "2.x <3"})
+
+
+def test_reports_name_the_verdict_the_kind_and_the_case():
+    good, bad = report_of(Kernel()), report_of(SkipsTheLastKey(), shrinking=False)
+    assert good.passed
+    assert not bad.passed
+    text = as_text(bad)
+    assert "FAIL mask: each query token sees exactly" in text
+    assert "numbers are further off than any rounding explains" in text
+    assert "smallest failing case: Case(lengths=(13, 20)" in text
+    assert "somebody:kernel on cpu: 0 properties hold, 1 fail, 1 not judged" in text
+    whole = json.loads(as_json(bad))
+    assert whole["passed"] is False
+    assert whole["findings"][0]["failure"]["kind"] == "error"
+    assert eval(whole["findings"][0]["failure"]["case"]) == bad.findings[0].failure.case
+    page = as_html(bad)
+    assert "somebody:kernel on cpu" in page
+    assert "2.x &lt;3" in page
+    assert 'class="fails"' in page
+    assert 'class="holds"' in as_html(good)
+
+
+def test_a_report_in_which_nothing_was_judged_has_not_passed():
+    nothing = Finding("mask", "", "not claimed", 0, 3, 0, None, 0.0)
+    assert not Report("k", "cpu", Profile(), (nothing,)).passed
