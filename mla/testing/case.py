@@ -110,8 +110,11 @@ class Case:
             raise ValueError(f"far_pages is {self.far_pages} and cache_layout {self.cache_layout!r}; expected 'packed'")
 
     def __repr__(self) -> str:
-        changed = [f for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"Case({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in changed)})"
+        changed = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        words = {name: repr(value) for name, value in changed.items()}
+        if len(self.lengths) > 8 and len(set(self.lengths)) == 1:
+            words["lengths"] = f"{self.lengths[:1]!r} * {len(self.lengths)}"
+        return f"Case({', '.join(f'{name}={word}' for name, word in words.items())})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What hypothesis prints for a failing case."""

@@ -96,30 +96,38 @@ def _size(case: Case) -> tuple[int, ...]:
     return len(case.lengths), sum(case.lengths), case.q_len * case.heads, changed, case.page_size
 
 
-def search(profile: Profile, fails: Callable[[Case], bool], examples: int) -> tuple[int, Case | None]:
-    """(how many random cases within the profile were judged, the simplest failing one or None).
+class _CrashedError(Exception):
+    """Ends a search at once: after a fault on the GPU every further case would fail."""
 
-    Without hypothesis none is judged.
+
+def search(
+    profile: Profile, judge: Callable[[Case], tuple[str, str] | None], examples: int
+) -> tuple[int, Case | None, tuple[str, str] | None]:
+    """(how many random cases within the profile were judged, the simplest wrong one, what is wrong with it).
+
+    `judge` gives (kind, text), or None for a right answer. Without hypothesis, or with no examples, none is judged.
     """
-    if not available():
-        return 0, None
+    if not available() or not examples:
+        return 0, None, None
     from hypothesis import HealthCheck, find, settings
     from hypothesis.errors import HypothesisException, NoSuchExample
 
     from mla.testing.strategies import claimed_cases
 
     judged = 0
-    last: Case | None = None
+    last: tuple[Case, tuple[str, str]] | None = None
 
     def wrong(case: Case) -> bool:
         nonlocal judged, last
-        if profile.why_not(case):
-            return False
+        if last is not None and last[1][0] == "crashed":
+            raise _CrashedError  # hypothesis asks once more before it gives up
         judged += 1
-        if fails(case):
-            last = case
-            return True
-        return False
+        found = judge(case)
+        if found is not None:
+            last = case, found
+            if found[0] == "crashed":
+                raise _CrashedError
+        return found is not None
 
     quiet = settings(
         max_examples=examples,
@@ -132,8 +140,9 @@ def search(profile: Profile, fails: Callable[[Case], bool], examples: int) -> tu
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return judged, find(claimed_cases(profile), wrong, settings=quiet)
+            found = find(claimed_cases(profile), wrong, settings=quiet)
+            return judged, found, judge(found) or ("error", "it was wrong once and not again: it is not repeatable")
         except NoSuchExample:
-            return judged, None
-        except HypothesisException:  # a failure that comes and goes
-            return judged, last
+            return judged, None, None
+        except (_CrashedError, HypothesisException):  # HypothesisException: a failure that comes and goes
+            return (judged, *last) if last is not None else (judged, None, None)

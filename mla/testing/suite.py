@@ -25,6 +25,7 @@ WORDS = {
     "written": "memory is written that must stay as it is",
     "poison": "memory that must not be read changes the result",
     "raised": "it raises on a call that it claims to support",
+    "crashed": "it faults on the GPU, and the process can run nothing more",
 }
 """The kinds of failure in plain words."""
 
@@ -93,7 +94,11 @@ def outcome(
     except Mismatch as mismatch:
         return mismatch.kind, str(mismatch)
     except Exception as error:  # the kernel under test may raise anything; raising on a claimed case is a finding
-        return "raised", f"{type(error).__name__}: {error}"
+        lost = "CUDA error" in str(error)
+        return (
+            "crashed" if lost else "raised",
+            f"{type(error).__name__}: {str(error).splitlines()[0] if lost else error}",
+        )
     return None
 
 
@@ -114,6 +119,9 @@ def judge_property(
         if wrong is not None:
             failed += 1
             first = first or (adapted, wrong)
+            if wrong[0] == "crashed":
+                first, shrinking = (adapted, wrong), False
+                break
     failure = None
     if first is not None:
         case, (kind, text) = first
@@ -133,14 +141,8 @@ def random_problems(function: Function, profile: Profile, device: str, examples:
     from mla.testing.judges import right_answer
 
     start = time.perf_counter()
-    judged, found = search(profile, lambda case: outcome(right_answer, function, case, device) is not None, examples)
-    failure = None
-    if found is not None:
-        wrong = outcome(right_answer, function, found, device) or (
-            "error",
-            "failed once and not again: it is not repeatable",
-        )
-        failure = Failure(found, found, *wrong)
+    judged, found, wrong = search(profile, lambda case: outcome(right_answer, function, case, device), examples)
+    failure = None if found is None or wrong is None else Failure(found, found, *wrong)
     verdict = "fails" if failure else "holds" if judged else "not claimed"
     sentence = "problems drawn at random within the profile are right"
     return Finding(
@@ -174,18 +176,36 @@ def judge_kernel(
     for name in only:
         if name not in known:
             raise ValueError(f"property is {name!r}; expected one of {', '.join(known)}")
+    lost = False
+    for step in _steps(function, profile, device, examples, shrinking, only):
+        finding = step(lost)
+        lost = lost or (finding.failure is not None and finding.failure.kind == "crashed")
+        yield finding
+
+
+def _steps(
+    function: Function, profile: Profile, device: str, examples: int, shrinking: bool, only: tuple[str, ...]
+) -> Iterator[Callable[[bool], Finding]]:
+    """One function for each finding, to be called with whether the GPU was lost before."""
+
+    def judged(prop: Property) -> Callable[[bool], Finding]:
+        def step(lost: bool) -> Finding:
+            if lost or (prop.gpu_only and device == "cpu"):
+                why = "the process lost its GPU before" if lost else "needs a GPU"
+                sentence = f"{prop.sentence} ({why})"
+                return Finding(prop.name, sentence, "not judged here", 0, len(prop.cases), 0, None, 0.0)
+            return judge_property(prop, function, profile, device, shrinking=shrinking and not prop.gpu_only)
+
+        return step
+
+    def drawn(lost: bool) -> Finding:
+        return random_problems(function, profile, device, 0 if lost else examples)
+
     asked = [prop for prop in PROPERTIES if not only or prop.name in only]
-    for prop in asked:
-        if not prop.gpu_only:
-            yield judge_property(prop, function, profile, device, shrinking=shrinking)
+    yield from (judged(prop) for prop in asked if not prop.gpu_only)
     if examples and (not only or "random problems" in only):
-        yield random_problems(function, profile, device, examples)
-    for prop in asked:  # the large ones last: a kernel that faults there can be asked nothing more in this process
-        if prop.gpu_only and device != "cpu":
-            yield judge_property(prop, function, profile, device, shrinking=False)
-        elif prop.gpu_only:
-            sentence = f"{prop.sentence} (needs a GPU)"
-            yield Finding(prop.name, sentence, "not judged here", 0, len(prop.cases), 0, None, 0.0)
+        yield drawn
+    yield from (judged(prop) for prop in asked if prop.gpu_only)  # the large ones last: kernels fault there
 
 
 def with_backend(function: Function, backend: str | None) -> Function:

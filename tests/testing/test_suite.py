@@ -192,16 +192,53 @@ def test_random_search_stays_within_the_profile():
     profile = Profile(
         pairs=(("float16", "float16"),), sparse=False, heads=(8,), page_sizes=(32,), max_q_len=2, strides=False
     )
-    judged, found = search(profile, lambda case: seen.append(case) or False, 60)
+    judged, found, wrong = search(profile, seen.append, 60)
     assert judged == len(seen) > 20
-    assert found is None
+    assert found is wrong is None
     assert all(not profile.why_not(case) for case in seen)
-    assert search(profile, lambda case: len(case.lengths) > 1, 60)[1] is not None
+    _, found, wrong = search(profile, lambda case: ("error", "two of them") if len(case.lengths) > 1 else None, 60)
+    assert found is not None
+    assert len(found.lengths) == 2
+    assert wrong == ("error", "two of them")
+
+
+def test_a_search_stops_at_the_first_fault_on_the_gpu():
+    seen = []
+
+    def judge(case):
+        seen.append(case)
+        return ("crashed", "illegal address") if len(seen) == 5 else None
+
+    judged, found, wrong = search(Profile(), judge, 60)
+    assert (judged, len(seen), found) == (5, 5, seen[4])
+    assert wrong == ("crashed", "illegal address")
+
+
+def test_after_a_fault_on_the_gpu_nothing_more_is_judged_and_the_case_is_kept():
+    class Faults(Kernel):
+        def visible(self, p: mla.Problem, b: int, t: int) -> int:
+            if p.q_len == 3:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+            return super().visible(p, b, t)
+
+    findings = {finding.name: finding for finding in judge_kernel(Faults(), Profile(), examples=5)}
+    assert findings["mask"].failure.kind == "crashed"
+    assert findings["mask"].failure.text == "RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert findings["mask"].failure.smallest.q_len == 3
+    assert findings["length"].verdict == "not judged here"
+    assert "lost its GPU" in findings["length"].sentence
+    assert findings["random problems"].judged == 0
+
+
+def test_a_case_of_many_equal_requests_prints_short_and_rebuilds():
+    case = Case(lengths=(2,) * 70_000)
+    assert repr(case) == "Case(lengths=(2,) * 70000)"
+    assert eval(repr(case)) == case
 
 
 def test_without_hypothesis_nothing_is_drawn_and_cases_stay_as_they_are(monkeypatch):
     monkeypatch.setattr(shrink, "available", lambda: False)
-    assert search(Profile(), lambda case: True, 10) == (0, None)
+    assert search(Profile(), lambda case: None, 10) == (0, None, None)
     assert shrink.shrink(Case(lengths=(9, 9)), lambda case: True) == Case(lengths=(9, 9))
 
 
