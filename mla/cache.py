@@ -54,7 +54,8 @@ def append_tokens(
 
     Token t of request b goes to position `seq_lens[b] - Q + t`: the lengths are those of the decode call that follows,
     new tokens included. Positions below 0, past the table, or in a page that the pool does not have are not written
-    (padded requests of a captured batch: length 0, table -1). No host sync; works inside a CUDA graph capture.
+    (padded requests of a captured batch: length 0, table -1; and the padding in front of shorter prompts when prompts of
+    several lengths are appended at once, aligned at their ends). No host sync; works inside a CUDA graph capture.
 
     Args:
         kv_cache: [N, P, D] or [N, 1, P, D], any strides with last 1; bfloat16, float16, float32, float64 or
@@ -113,7 +114,8 @@ def _redirect(
     Dropping rows would need their number on the host. Repeating a write changes nothing.
     """
     any_writable = writable.any()
-    model = writable.to(torch.int8).argmax()  # the first writable row; row 0 if there is none
+    # The first writable row, or row 0. One-dimensional: an index of no dimension would be read on the host.
+    model = writable.to(torch.int8).argmax(dim=0, keepdim=True)  # [1]
     as_bytes = rows.view(torch.uint8)  # [B*Q, bytes]
     held = cache.view(torch.uint8)[page[model], offset[model]]
     repeated = torch.where(any_writable, as_bytes[model], held)

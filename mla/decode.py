@@ -73,8 +73,9 @@ def trtllm_batch_decode_with_kv_cache_mla(
         sparse_mla_top_k: K, or 0 for dense.
         out: [B, Q, H, R] (or [B, H, R] when Q is 1), bfloat16, float16 or float32, last stride 1. Filled and returned,
             the very same object. None: a new bfloat16 tensor [B, Q, H, R], whatever the inputs' dtypes.
-        bmm1_scale: multiplies the scores: q_scale * k_scale / sqrt(128 + 64), in natural units. A float (rounded to
-            float32), or a float32 tensor of 1 element on the query's device, which is read when the kernel runs.
+        bmm1_scale: multiplies the scores: q_scale * k_scale / sqrt(128 + 64), in natural units (models with YaRN have a
+            further factor of theirs there). A float (rounded to float32), or a float32 tensor of 1 element on the
+            query's device, which is read when the kernel runs.
         bmm2_scale: multiplies the output: v_scale * o_scale. Same forms.
         sinks: [H] float32 logits in natural-log units (other floats are cast), or a list that holds one such tensor.
             Added once per row to the softmax denominator, not multiplied by bmm1_scale.

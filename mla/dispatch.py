@@ -73,8 +73,8 @@ class Explanation:
         chosen = "none: the call raises" if self.backend is None else self.backend
         lines = [f"problem: {self.problem.describe()}", f"backend={self.asked_for!r} runs: {chosen}"]
         for name, verdict in self.verdicts.items():
-            considered = "" if name in self.order else f", and not considered by backend={self.asked_for!r}"
-            lines.append(f"  {name}: {verdict.state}{considered}")
+            aside = "" if name in self.order else f"not considered by backend={self.asked_for!r}; by name: "
+            lines.append(f"  {name}: {aside}{verdict.state}")
             lines += [f"    {reason}" for reason in verdict.reasons]
         return "\n".join(lines)
 

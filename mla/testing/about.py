@@ -35,11 +35,12 @@ def _commit() -> str | None:
     root = Path(mla.__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None
+    git = ["git", "-c", "safe.directory=*"]  # a checkout that travelled may belong to somebody else
     try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True, check=True
+        head, status = (
+            subprocess.run([*git, *command], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+            for command in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain"])
         )
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=root, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return done.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+    return head + ("+changes" if status else "")

@@ -125,15 +125,31 @@ def judge_property(
     failure = None
     if first is not None:
         case, (kind, text) = first
-        smallest = (
-            shrink(case, lambda c: not profile.why_not(c) and outcome(prop.judge, function, c, device) is not None)
-            if shrinking
-            else case
-        )
-        again = outcome(prop.judge, function, smallest, device) if smallest != case else (kind, text)
-        failure = Failure(case, smallest, *(again or (kind, text)))
+        failure = Failure(case, case, kind, text)
+        if shrinking:
+            failure = _shrunk(failure, prop, function, profile, device)
     verdict = "fails" if failed else "holds" if judged else "not claimed"
     return Finding(prop.name, prop.sentence, verdict, judged, skipped, failed, failure, time.perf_counter() - start)
+
+
+def _shrunk(failure: Failure, prop: Property, function: Function, profile: Profile, device: str) -> Failure:
+    """The failure with the smallest case found that is wrong in the same way, or that faults on the GPU."""
+    crashed: list[tuple[Case, str]] = []
+
+    def same_kind(case: Case) -> bool:
+        if crashed or profile.why_not(case):
+            return False
+        wrong = outcome(prop.judge, function, case, device)
+        if wrong is not None and wrong[0] == "crashed":
+            crashed.append((case, wrong[1]))
+        return wrong is not None and wrong[0] == failure.kind
+
+    smallest = shrink(failure.case, same_kind)
+    if crashed:
+        case, text = crashed[0]
+        return Failure(failure.case, case, "crashed", text)
+    wrong = outcome(prop.judge, function, smallest, device) if smallest != failure.case else None
+    return failure if wrong is None else Failure(failure.case, smallest, *wrong)
 
 
 def random_problems(function: Function, profile: Profile, device: str, examples: int) -> Finding:

@@ -192,7 +192,7 @@ def test_explain_says_what_the_call_does_and_why():
     text = str(explanation)
     assert explanation.backend == "reference"
     assert "backend='auto' runs: reference" in text
-    assert "trtllm-gen: refused" in text
+    assert "trtllm-gen: not considered by backend='auto'; by name: refused" in text
     assert "with sinks" in text
     assert set(explanation.reasons) == {"trtllm-gen", "xqa"}
 
