@@ -53,9 +53,9 @@ def append_tokens(
     """Write the newest tokens of each request into the paged cache, in place.
 
     Token t of request b goes to position `seq_lens[b] - Q + t`: the lengths are those of the decode call that follows,
-    new tokens included. Positions below 0, past the table, or in a page that the pool does not have are not written
-    (padded requests of a captured batch: length 0, table -1; and the padding in front of shorter prompts when prompts of
-    several lengths are appended at once, aligned at their ends). No host sync; works inside a CUDA graph capture.
+    new tokens included. Positions below 0, past the table, or in a page that the pool does not have are not written.
+    That covers padded requests of a captured batch (length 0, table -1), and the padding in front of shorter prompts
+    when several are appended at once, aligned at their ends. No host sync; works inside a CUDA graph capture.
 
     Args:
         kv_cache: [N, P, D] or [N, 1, P, D], any strides with last 1; bfloat16, float16, float32, float64 or

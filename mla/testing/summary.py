@@ -38,8 +38,8 @@ def page(reports: list[dict[str, Any]]) -> str:
 def _table(reports: list[dict[str, Any]]) -> str:
     names = [_short(report) for report in reports]
     lines = [f"| property | {' | '.join(names)} |", f"| --- |{' --- |' * len(names)}"]
-    for row in zip(*(report["findings"] for report in reports), strict=True):
-        lines.append(f"| {row[0]['name']} | {' | '.join(_cell(finding) for finding in row)} |")
+    rows = zip(*(report["findings"] for report in reports), strict=True)
+    lines += [f"| {row[0]['name']} | {' | '.join(_cell(finding) for finding in row)} |" for row in rows]
     return "\n".join(lines)
 
 

@@ -19,8 +19,8 @@ from mla.testing.suite import outcome
 
 HEAD = """# The kill matrix
 
-Would the suite notice? Every row is a kernel with one planted mistake, every number says how many cases of that property
-refuse it, on a CPU. Written by `python -m mla.testing.faults.matrix`; a test holds each row to the code.
+Would the suite notice? Every row is a kernel with one planted mistake, every number says how many cases of that
+property refuse it, on a CPU. Written by `python -m mla.testing.faults.matrix`; a test holds each row to the code.
 
 | fault | what it does wrong | kills | noticed by |
 | --- | --- | ---: | --- |
