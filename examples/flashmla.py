@@ -30,6 +30,7 @@ profile = Profile(
     scale_tensors=False,
     index_dtypes=("int32",),
     any_scale=False,
+    empty_pools=False,
     devices=("cuda",),
 )
 

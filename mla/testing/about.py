@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -14,7 +15,10 @@ import mla
 
 
 def about(device: str) -> dict[str, str]:
-    """Versions, device, date and, in a git checkout of mla, the commit. Unknown things are left out."""
+    """Versions, device, date and, in a git checkout of mla, the commit. Unknown things are left out.
+
+    A tree that travelled without its history is told its commit by the environment variable MLA_COMMIT.
+    """
     facts = {
         "mla": mla.__version__,
         "torch": torch.__version__,
@@ -27,7 +31,7 @@ def about(device: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     facts["device"] = torch.cuda.get_device_name() if device == "cuda" else f"{platform.machine()} CPU"
-    commit = _commit()
+    commit = os.environ.get("MLA_COMMIT") or _commit()
     return facts | ({"commit": commit} if commit else {})
 
 

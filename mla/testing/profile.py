@@ -36,6 +36,7 @@ class Profile:
         any_scale: bmm1_scale may be zero or negative.
         empty_rows: requests of length 0, and lists of holes alone, give the identity.
         short_rows: lengths below Q are legal, and query tokens that see no key give the identity.
+        empty_pools: a cache of no pages at all is legal (every request is empty then).
         unaligned: queries, pools and outputs may begin anywhere, not only at multiples of 16 bytes.
         any_table: table columns past a length may hold anything, and the table any width.
         far_pages: pools beyond 2^31 elements.
@@ -58,6 +59,7 @@ class Profile:
     any_scale: bool = True
     empty_rows: bool = True
     short_rows: bool = True
+    empty_pools: bool = True
     unaligned: bool = True
     any_table: bool = True
     far_pages: bool = True
@@ -84,6 +86,7 @@ class Profile:
             f"{case.lens} lengths": case.lens not in self.index_dtypes,
             "a scale of zero or less": case.bmm1 <= 0 and not self.any_scale,
             "empty rows": empty and not self.empty_rows,
+            "a pool of no pages": not any(case.lengths) and not case.spare_pages and not self.empty_pools,
             "lengths below Q": any(0 < n < case.q_len for n in case.lengths) and not self.short_rows,
             "unaligned tensors": "offset" in layouts and not self.unaligned,
             "any table": (case.tail != "zero" or case.table_slack != 0) and not self.any_table,

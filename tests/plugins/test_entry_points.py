@@ -151,7 +151,7 @@ assert "'shaky' (from broken-shop) is broken" in warning and {message!r} in warn
 explained = mla.explain(**arguments())
 assert explained.backend == "reference"
 assert explained.verdicts["shaky"].state == "broken"
-assert "shaky: broken" in str(explained)
+assert "by name: broken" in str(explained)
 assert {message!r} in mla.backends()["shaky"].broken
 assert decode() == 1 and decode("sevens") == 7
 try:

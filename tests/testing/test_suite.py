@@ -9,7 +9,20 @@ import pytest
 
 import mla
 from mla import registry
-from mla.testing import PROPERTIES, Case, Finding, Kernel, Profile, Report, build, judge_kernel, judge_property, shrink
+from mla.testing import (
+    PROPERTIES,
+    Case,
+    Finding,
+    Kernel,
+    Profile,
+    Report,
+    build,
+    judge_kernel,
+    judge_property,
+    judges,
+    shrink,
+)
+from mla.testing.about import about
 from mla.testing.properties import each
 from mla.testing.report import as_html, as_json, as_text
 from mla.testing.shrink import search
@@ -169,6 +182,54 @@ def test_a_backends_claims_become_a_profile():
     profile = Profile.of(mla.Capabilities(sparse=False, max_heads=3, page_sizes=(32,), device_types=("cuda",)))
     assert (profile.sparse, profile.heads, profile.page_sizes, profile.devices) == (False, (1, 2, 3), (32,), ("cuda",))
     assert ("float64", "float64") in Profile.of(mla.Capabilities()).pairs
+
+
+# Judges
+
+
+def test_many_rows_are_judged_by_a_sample_and_all_must_be_finite():
+    case = Case(lengths=(2,) * 300, heads=1, page_size=2, tail="zero")
+    assert outcome(judges.sampled_rows_are_right, Kernel(), case, "cpu") is None
+
+    class LastIsNan(Kernel):
+        def store(self, p, out, lse, b, t, row, row_lse):
+            super().store(p, out, lse, b, t, row if b != 137 else row / 0, row_lse)
+
+    class FirstIsWrong(Kernel):
+        def store(self, p, out, lse, b, t, row, row_lse):
+            super().store(p, out, lse, b, t, row + (b == 0), row_lse)
+
+    assert outcome(judges.sampled_rows_are_right, LastIsNan(), case, "cpu")[0] == "nan"
+    assert outcome(judges.sampled_rows_are_right, FirstIsWrong(), case, "cpu")[0] == "error"
+
+
+def test_a_result_on_another_device_is_named():
+    def elsewhere(**arguments):
+        out, lse = Kernel()(**arguments)
+        return out.to("meta"), lse
+
+    assert outcome(judges.right_answer, elsewhere, Case(), "cpu") == ("device", "out is on meta; expected cpu")
+
+
+def test_a_shrink_that_meets_a_fault_on_the_gpu_reports_that_case():
+    class FaultsWhenSmall(Kernel):
+        def visible(self, p: mla.Problem, b: int, t: int) -> int:
+            if p.num_heads == 1:
+                raise RuntimeError("CUDA error: an illegal instruction was encountered")
+            return max(super().visible(p, b, t) - 1, 0)
+
+    finding = judge_property(by_name("mask"), FaultsWhenSmall(), Profile(), "cpu")
+    assert finding.failure.kind == "crashed"
+    assert finding.failure.smallest.heads == 1
+    assert finding.failure.case == by_name("mask").cases[0]
+
+
+def test_what_was_measured_says_with_what(monkeypatch):
+    monkeypatch.delenv("MLA_COMMIT", raising=False)
+    facts = about("cpu")
+    assert {"mla", "torch", "python", "date", "device"} <= set(facts)
+    monkeypatch.setenv("MLA_COMMIT", "0123456789ab")
+    assert about("cpu")["commit"] == "0123456789ab"
 
 
 # Shrinking and searching
