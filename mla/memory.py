@@ -5,13 +5,15 @@ from __future__ import annotations
 import torch
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """[first byte, one past the last byte) that the tensor can reach."""
+    first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
     if tensor.numel() == 0:
-        return 0, 0
+        return first, first
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    return first, first + (last + 1) * tensor.element_size()
 
 
 def _runs(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -36,7 +38,7 @@ def overlaps(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if some byte belongs to both tensors. Interleaved views of one buffer are told apart."""
     if a.device != b.device or a.device.type == "meta" or a.numel() == 0 or b.numel() == 0:
         return False
-    (a_first, a_end), (b_first, b_end) = _span(a), _span(b)
+    (a_first, a_end), (b_first, b_end) = span(a), span(b)
     if a_end <= b_first or b_end <= a_first:
         return False
     (a_starts, a_length), (b_starts, b_length) = _runs(a), _runs(b)

@@ -5,6 +5,7 @@ Off by default. On inside `with mla.strict():`, or in the whole process with the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,7 @@ def check_values(problem: Problem) -> None:
     Raises:
         ValueError: a negative length; a length above max_seq_len or above what the table can hold; a page id outside
             the pool within a request's length; a sparse slot at or past the end of the pool (negative ones are legal
-            holes); a scale that is not finite; a sink that is NaN. Names the row and column.
+            holes); a scale that is not finite; a sink that is NaN or infinite. Names the row and column.
         RuntimeError: the current stream is being captured.
     """
     if problem.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -52,9 +53,12 @@ def check_values(problem: Problem) -> None:
     for name, scale in (("bmm1_scale", problem.bmm1_scale), ("bmm2_scale", problem.bmm2_scale)):
         if isinstance(scale, torch.Tensor) and not torch.isfinite(scale).all():
             raise ValueError(f"{name} holds {scale.item()}; expected a finite number")
-    if problem.sinks is not None and problem.sinks.isnan().any():
-        head = int(problem.sinks.isnan().nonzero()[0])
-        raise ValueError(f"sinks[{head}] is nan; expected a number (-inf is no sink)")
+    if problem.sinks is not None:
+        sinks = problem.sinks.cpu()
+        bad = sinks.isnan() | (sinks == math.inf)
+        if bad.any():
+            (head,) = _first(bad)
+            raise ValueError(f"sinks[{head}] is {sinks[head]}; expected a finite number, or -inf for no sink")
     lengths = problem.seq_lens.cpu().to(torch.int64)  # [B]
     _check_lengths(problem, lengths)
     if problem.is_sparse:

@@ -270,3 +270,11 @@ def test_heads_do_not_mix(backend, heads):
         single, single_lse = mla.trtllm_batch_decode_with_kv_cache_mla(**call.arguments | one, backend=backend)
         torch.testing.assert_close(single[:, :, 0].float(), out[:, :, h], rtol=2.0**-8, atol=1e-6)
         torch.testing.assert_close(single_lse[:, 0], lse[:, h], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("top_k", [0, 32])
+def test_addresses_past_two_to_the_31_elements_are_right(backend, top_k):
+    near = Case(lengths=(70, 3), heads=2, tail="zero", top_k=top_k, query="float8_e4m3fn", cache="float8_e4m3fn")
+    far = dataclasses.replace(near, far_pages=58_300)  # 2.15 GB of e4m3, of which a few pages are ever touched
+    assert 58_300 * 64 * 576 > 2**31
+    same_bits(far, near, backend)

@@ -36,7 +36,8 @@ def changed(call, name, *place_and_value):
         (changed(SPARSE, "block_tables", 1, 1, 2, 20), r"block_tables\[1, 1, 2\] is slot 20; expected a slot < 20, .* negative number for a hole"),
         (DENSE.arguments | {"bmm1_scale": torch.tensor(float("nan"))}, r"bmm1_scale holds nan; expected a finite number"),
         (DENSE.arguments | {"bmm2_scale": torch.tensor(float("inf"))}, r"bmm2_scale holds inf; expected a finite number"),
-        (DENSE.arguments | {"sinks": torch.tensor([0.0, float("nan")])}, r"sinks\[1\] is nan; expected a number"),
+        (DENSE.arguments | {"sinks": torch.tensor([0.0, float("nan")])}, r"sinks\[1\] is nan; expected a finite number, or -inf"),
+        (DENSE.arguments | {"sinks": torch.tensor([float("inf"), 0.0])}, r"sinks\[0\] is inf; expected a finite number, or -inf"),
     ],
 )  # fmt: skip
 def test_a_wrong_device_value_is_named_by_row_and_column_and_nothing_is_written(arguments, text):
