@@ -28,9 +28,9 @@ def _runs(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             length *= size
         else:
             axes.append((size, stride * element))
-    starts = torch.zeros(1, dtype=torch.int64)
+    starts = torch.zeros(1, dtype=torch.int64, device="cpu")
     for size, step in axes:
-        starts = (starts[:, None] + torch.arange(size, dtype=torch.int64) * step).flatten()
+        starts = (starts[:, None] + torch.arange(size, dtype=torch.int64, device="cpu") * step).flatten()
     return starts.sort().values + tensor.data_ptr(), length
 
 

@@ -90,7 +90,7 @@ def _check_lengths(problem: Problem, lengths: torch.Tensor) -> None:
 def _check_pages(problem: Problem, lengths: torch.Tensor) -> None:
     table = problem.block_tables.cpu()  # [B, W]
     pages_used = (lengths + problem.page_size - 1) // problem.page_size  # [B]
-    used = torch.arange(table.shape[1]) < pages_used[:, None]
+    used = torch.arange(table.shape[1], device="cpu") < pages_used[:, None]
     bad = used & ((table < 0) | (table >= problem.num_pages))
     if bad.any():
         row, column = _first(bad)
@@ -102,8 +102,8 @@ def _check_pages(problem: Problem, lengths: torch.Tensor) -> None:
 
 def _check_slots(problem: Problem, lengths: torch.Tensor) -> None:
     slots = problem.block_tables.cpu()  # [B, Q, K]
-    visible = lengths[:, None] - problem.q_len + 1 + torch.arange(problem.q_len)  # [B, Q]
-    read = torch.arange(problem.top_k) < visible[..., None]
+    visible = lengths[:, None] - problem.q_len + 1 + torch.arange(problem.q_len, device="cpu")  # [B, Q]
+    read = torch.arange(problem.top_k, device="cpu") < visible[..., None]
     pool = problem.num_pages * problem.page_size
     bad = read & (slots >= pool)
     if bad.any():

@@ -32,7 +32,7 @@ def decode(problem: Problem, dtype: torch.dtype = torch.float64) -> tuple[torch.
     p = problem
     out = torch.empty(p.batch, p.q_len, p.num_heads, p.kv_lora_rank, dtype=dtype, device=p.device)
     lse = torch.empty(p.batch, p.q_len, p.num_heads, dtype=dtype, device=p.device)
-    with ieee_matmul():
+    with ieee_matmul(p.device):
         for b in range(p.batch):
             for t in range(p.q_len):
                 out[b, t], lse[b, t] = _attend(p, b, t, dtype)

@@ -7,6 +7,7 @@ import math
 import torch
 
 from mla.problem import Problem
+from mla.reference.precision import ieee_matmul
 
 
 @torch.no_grad()
@@ -17,28 +18,31 @@ def decode_literal(problem: Problem, dtype: torch.dtype = torch.float64) -> tupl
     IndexError here; the contract leaves such a row unspecified.
     """
     p = problem
-    bmm1, bmm2 = float(p.bmm1_scale), float(p.bmm2_scale)
     out = torch.zeros(p.batch, p.q_len, p.num_heads, p.kv_lora_rank, dtype=dtype, device=p.device)
     lse = torch.full((p.batch, p.q_len, p.num_heads), -math.inf, dtype=dtype, device=p.device)
-    for b in range(p.batch):
-        for t in range(p.q_len):
-            slots = visible_slots(p, b, t)
-            keys = (
-                torch.stack([row(p, slot).to(dtype) for slot in slots]) if slots else out.new_zeros(0, p.head_dim)
-            )  # [n, D]
-            for h in range(p.num_heads):
-                sink = -math.inf if p.sinks is None else float(p.sinks[h])
-                if not slots and sink == -math.inf:
-                    continue  # no key and no sink: the identity of merging, already there
-                z = bmm1 * (keys @ p.query[b, t, h].to(dtype))  # [n]
-                largest = max([*z.tolist(), sink])
-                weights = torch.exp(z - largest)  # [n]
-                denominator = weights.sum() + math.exp(sink - largest)
-                if slots:
-                    out[b, t, h] = bmm2 * (weights / denominator) @ keys[:, : p.kv_lora_rank]
-                natural = largest + torch.log(denominator)
-                lse[b, t, h] = natural / math.log(2.0) if p.lse_base == "base2" else natural
+    unit = math.log(2.0) if p.lse_base == "base2" else 1.0
+    with ieee_matmul(p.device):
+        for b in range(p.batch):
+            for t in range(p.q_len):
+                rows = [row(p, slot).to(dtype) for slot in visible_slots(p, b, t)]
+                keys = torch.stack(rows) if rows else out.new_zeros(0, p.head_dim)  # [n, D]
+                for h in range(p.num_heads):
+                    sink = -math.inf if p.sinks is None else float(p.sinks[h])
+                    natural = attend(p, p.query[b, t, h].to(dtype), keys, sink, out[b, t, h])
+                    lse[b, t, h] = natural / unit
     return out, lse
+
+
+def attend(problem: Problem, query: torch.Tensor, keys: torch.Tensor, sink: float, out: torch.Tensor) -> float:
+    """One query vector [D] over its keys [n, D]: writes out [R] and returns the natural log-sum-exp."""
+    if len(keys) == 0:
+        return sink  # and out stays 0: the identity of merging, or the sink alone
+    z = float(problem.bmm1_scale) * (keys @ query)  # [n]
+    largest = max([*z.tolist(), sink])
+    weights = torch.exp(z - largest)  # [n]
+    denominator = weights.sum() + math.exp(sink - largest)
+    out.copy_(float(problem.bmm2_scale) * (weights / denominator) @ keys[:, : problem.kv_lora_rank])
+    return float(largest + torch.log(denominator))
 
 
 def row(problem: Problem, slot: int) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Float32 matrix products that are float32, whatever the process has allowed elsewhere (TF32, bf16 on some CPUs)."""
+"""Matrix products in the precision that was asked for, whatever the process has allowed elsewhere."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,9 +13,13 @@ _lock = threading.RLock()  # the settings are the process's: two threads must no
 
 
 @contextmanager
-def ieee_matmul() -> Iterator[None]:
-    """Within the block float32 matrix products are IEEE float32 on every device; afterwards all is as it was."""
-    with _lock:
+def ieee_matmul(device: torch.device) -> Iterator[None]:
+    """Within the block float32 matrix products are IEEE float32; afterwards all is as it was.
+
+    Off are TF32, the bf16 products of some CPUs, and autocast, which would round the operands.
+    """
+    autocast = torch.amp.autocast_mode.is_autocast_available(device.type)
+    with _lock, torch.autocast(device.type, enabled=False) if autocast else nullcontext():
         settings: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
         before = [setting.fp32_precision for setting in settings]
         for setting in settings:

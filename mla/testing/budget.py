@@ -21,6 +21,7 @@ import torch
 
 from mla.problem import Problem
 from mla.reference.literal import visible_slots
+from mla.reference.precision import ieee_matmul
 
 E4M3 = torch.float8_e4m3fn
 MMA_DEPTH = 16  # products that a tensor core sums at once before it rounds; fp8 instructions take 32
@@ -75,11 +76,12 @@ def budget(problem: Problem, exact: torch.Tensor, exact_lse: torch.Tensor) -> Bu
     """
     p = problem
     out, lse = torch.zeros_like(exact), torch.zeros_like(exact_lse)
-    for b in range(p.batch):
-        for t in range(p.q_len):
-            slots = visible_slots(p, b, t)
-            if slots:
-                out[b, t], lse[b, t] = _row_budget(p, b, t, slots, exact[b, t], exact_lse[b, t])
+    with ieee_matmul(p.device):
+        for b in range(p.batch):
+            for t in range(p.q_len):
+                slots = visible_slots(p, b, t)
+                if slots:
+                    out[b, t], lse[b, t] = _row_budget(p, b, t, slots, exact[b, t], exact_lse[b, t])
     magnitude = exact.abs()
     step = torch.where(magnitude > 0, OUT_STEP[p.out_dtype], 0.0)
     out += OUT_UNIT[p.out_dtype] * magnitude + step

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mla.problem import Problem
+from mla.reference.precision import ieee_matmul
 
 LOG2E = math.log2(math.e)
 E4M3 = torch.float8_e4m3fn
@@ -52,9 +53,10 @@ class Kernel:
         lse = given_lse if given_lse is not None else torch.empty(p.batch * p.q_len, p.num_heads, device=p.device)
         out_view = p.out if p.out is not None else out
         lse_view = p.lse if p.lse is not None else lse.view(p.batch, p.q_len, p.num_heads)
-        for b in range(p.batch):
-            for t in range(p.q_len):
-                self.store(p, out_view, lse_view, b, t, *self.row(p, b, t))
+        with ieee_matmul(p.device):
+            for b in range(p.batch):
+                for t in range(p.q_len):
+                    self.store(p, out_view, lse_view, b, t, *self.row(p, b, t))
         return (out, lse) if arguments.get("return_lse") else out
 
     def new_out(self, p: Problem) -> torch.Tensor:

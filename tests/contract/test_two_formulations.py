@@ -90,3 +90,67 @@ def test_float32_products_stay_float32_whatever_the_process_allows():
         for setting, value in zip(settings_, kept, strict=True):
             setting.fp32_precision = value
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_rounds_nothing_in_here(dtype):
+    call = build(Case(lengths=(300, 5), heads=4, out="float32", sinks="normal"))
+    plain = [part.clone() for part in call.run(mla.trtllm_batch_decode_with_kv_cache_mla)]
+    literal = decode_literal(call.problem, torch.float32)
+    with torch.autocast("cpu", dtype=dtype):
+        cast = call.run(mla.trtllm_batch_decode_with_kv_cache_mla)
+        cast_literal = decode_literal(call.problem, torch.float32)
+        assert torch.is_autocast_enabled("cpu")
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(literal, cast_literal, strict=True))
+
+
+def test_default_device_and_dtype_of_the_process_mean_nothing():
+    call = build(
+        Case(lengths=(30, 5), heads=4, out="float32", out_layout="transposed", lse="transposed", sinks="normal")
+    )
+    plain = [part.clone() for part in call.run(mla.trtllm_batch_decode_with_kv_cache_mla)]
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float16)
+    try:
+        with mla.strict():
+            other = call.run(mla.trtllm_batch_decode_with_kv_cache_mla)
+        merged, _ = mla.merge_state(plain[0], plain[1], plain[0], plain[1])
+        quantised, _ = mla.quantize_e4m3(plain[0])
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+    assert merged.device.type == quantised.device.type == "cpu"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("given", [False, True], ids=["new out", "given out"])
+def test_a_compiled_caller_gets_the_same_bits(given):
+    call = build(
+        Case(lengths=(30, 5), heads=4, q_len=2, out="bfloat16" if given else None, lse="flat" if given else "returned")
+    )
+    plain = [part.clone() for part in call.run(mla.trtllm_batch_decode_with_kv_cache_mla)]
+
+    def caller(scale: float, **arguments):
+        out, lse = mla.trtllm_batch_decode_with_kv_cache_mla(**arguments)
+        return out * scale, lse
+
+    compiled = torch.compile(caller, backend="eager")
+    out, lse = compiled(1.0, **call.arguments)
+    assert torch.equal(out, plain[0])
+    assert torch.equal(lse, plain[1])
+
+
+def test_inference_mode_and_threads_change_nothing():
+    from concurrent.futures import ThreadPoolExecutor
+
+    calls = [build(Case(lengths=(60, 5), heads=4, seed=seed)) for seed in range(6)]
+    plain = [call.run(mla.trtllm_batch_decode_with_kv_cache_mla)[0].clone() for call in calls]
+    with torch.inference_mode():
+        inferred = [call.run(mla.trtllm_batch_decode_with_kv_cache_mla)[0] for call in calls]
+    with ThreadPoolExecutor(4) as pool:
+        threaded = list(pool.map(lambda call: call.run(mla.trtllm_batch_decode_with_kv_cache_mla)[0], calls))
+    for a, b, c in zip(plain, inferred, threaded, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
