@@ -4,7 +4,8 @@
 there is. Importing this needs PyTorch alone and starts no GPU.
 """
 
-import mla.backends
+from typing import TYPE_CHECKING
+
 from mla.backend import Backend
 from mla.cache import append_tokens, quantize_e4m3
 from mla.capabilities import Capabilities
@@ -15,6 +16,11 @@ from mla.merge import merge_state, merge_states
 from mla.problem import Problem
 from mla.registry import BackendInfo, register_backend
 from mla.strict import check_values, strict
+
+if TYPE_CHECKING:
+    from mla.registry import backends  # a type checker sees one of the two things that this name is
+else:
+    import mla.backends  # the package, which can be called: `mla.backends()`
 
 __version__ = "0.1.0"
 
