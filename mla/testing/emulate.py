@@ -183,22 +183,22 @@ class Kernel:
         lse[b, t] = row_lse
 
 
-def honest(cache: str) -> dict[str, Kernel]:
-    """The honest ways to compute a problem with that cache dtype, by name."""
+def honest(cache: str, splits: int = 5) -> dict[str, Kernel]:
+    """The honest ways to compute a problem with that cache dtype, by name; `splits` is how many parts keys go into."""
     ways = {
         "fp32 weights": Kernel(),
-        "fp32 weights, 7 splits, merged in fp32": Kernel(splits=7, block=16),
+        "fp32 weights, splits merged in fp32": Kernel(splits=splits, block=16),
     }
     if cache == "bfloat16":
         ways["bf16 weights"] = Kernel("bfloat16")
-        ways["bf16 weights, bf16 partials"] = Kernel("bfloat16", splits=5, partials=torch.bfloat16, block=32)
+        ways["bf16 weights, bf16 partials"] = Kernel("bfloat16", splits=splits, partials=torch.bfloat16, block=32)
         ways["bf16 weights, bf16 partials, 32 splits"] = Kernel("bfloat16", splits=32, partials=torch.bfloat16)
     if cache == "float16":
         ways["fp16 weights"] = Kernel("float16")
-        ways["fp16 weights, fp16 partials"] = Kernel("float16", splits=3, partials=torch.float16)
+        ways["fp16 weights, fp16 partials"] = Kernel("float16", splits=splits, partials=torch.float16)
     if cache == "float8_e4m3fn":
         ways["e4m3 weights"] = Kernel("e4m3")
         ways["e4m3 weights, scaled by 448"] = Kernel("e4m3x448", block=128)
-        ways["e4m3 weights, bf16 partials"] = Kernel("e4m3", splits=4, partials=torch.bfloat16)
-        ways["bf16 weights"] = Kernel("bfloat16", splits=2)
+        ways["e4m3 weights, bf16 partials"] = Kernel("e4m3", splits=splits, partials=torch.bfloat16)
+        ways["bf16 weights"] = Kernel("bfloat16", splits=splits)
     return ways

@@ -25,6 +25,6 @@ def test_a_way_that_is_not_honest_stops_the_survey(monkeypatch):
         def bmm2(self, p):
             return 1.5 * super().bmm2(p)
 
-    monkeypatch.setattr(tightness, "honest", lambda cache: {"wrong": Wrong()})
+    monkeypatch.setattr(tightness, "honest", lambda cache, splits: {"wrong": Wrong()})
     with pytest.raises(Mismatch, match="errors exceed the budget"):
         tightness.survey(20)
