@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import torch
 
+from mla.checks import E4M3
 from mla.problem import Problem
 from mla.reference.literal import visible_slots
 from mla.reference.precision import ieee_matmul
 
-E4M3 = torch.float8_e4m3fn
 MMA_DEPTH = 16  # products that a tensor core sums at once before it rounds; fp8 instructions take 32
 FP32_STEP = 2.0**-23  # of an fp32 accumulator that truncates (tensor cores do)
 FP8_STEP = 2.0**-13  # of sm_90's accumulator behind e4m3 products, which keeps 14 bits

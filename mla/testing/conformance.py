@@ -19,7 +19,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             adapted = profile.adapt(case, keep_sizes=prop.variable)
             needs_gpu = prop.gpu_only and option("--mla-device") == "cpu"
             marks = []
-            if needs_gpu:
+            if option("--mla-device") not in profile.devices:
+                marks.append(pytest.mark.skip(reason=f"not claimed: {option('--mla-device')}"))
+            elif needs_gpu:
                 marks.append(pytest.mark.skip(reason="needs a GPU"))
             elif adapted is None:
                 marks.append(pytest.mark.skip(reason=f"not claimed: {', '.join(profile.why_not(case))}"))

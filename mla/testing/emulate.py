@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mla.checks import E4M3
 from mla.problem import Problem
 from mla.reference.precision import ieee_matmul
 
 LOG2E = math.log2(math.e)
-E4M3 = torch.float8_e4m3fn
 
 
 class State(NamedTuple):

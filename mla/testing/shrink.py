@@ -7,10 +7,13 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mla.testing.case import Case
 from mla.testing.profile import Profile
+
+if TYPE_CHECKING:
+    from hypothesis import settings
 
 EFFORT = 400  # examples a shrink may draw before it starts to shrink
 PATIENCE = 10.0  # seconds after which it takes what it has
@@ -21,6 +24,20 @@ def available() -> bool:
     return importlib.util.find_spec("hypothesis") is not None
 
 
+def quiet(examples: int) -> settings:
+    """Settings for a search inside a program: so many examples, always the same ones, nothing stored."""
+    from hypothesis import HealthCheck, settings
+
+    return settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
     """The simplest case like `case` that still fails: each field as in the default, as here, or smaller.
 
@@ -28,7 +45,7 @@ def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
     """
     if not available():
         return case
-    from hypothesis import HealthCheck, find, settings
+    from hypothesis import find
     from hypothesis import strategies as st
     from hypothesis.errors import HypothesisException
 
@@ -66,18 +83,10 @@ def shrink(case: Case, fails: Callable[[Case], bool]) -> Case:
             best = candidate
         return True
 
-    quiet = settings(
-        max_examples=EFFORT,
-        database=None,
-        deadline=None,
-        derandomize=True,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            find(like(), still_fails, settings=quiet)
+            find(like(), still_fails, settings=quiet(EFFORT))
         except HypothesisException:  # nothing smaller fails, or a failure that comes and goes: `best` is what was seen
             return best
     return best
@@ -109,7 +118,7 @@ def search(
     """
     if not available() or not examples:
         return 0, None, None
-    from hypothesis import HealthCheck, find, settings
+    from hypothesis import find
     from hypothesis.errors import HypothesisException, NoSuchExample
 
     from mla.testing.strategies import claimed_cases
@@ -129,18 +138,10 @@ def search(
                 raise _CrashedError
         return found is not None
 
-    quiet = settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        derandomize=True,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = find(claimed_cases(profile), wrong, settings=quiet)
+            found = find(claimed_cases(profile), wrong, settings=quiet(examples))
             return judged, found, judge(found) or ("error", "it was wrong once and not again: it is not repeatable")
         except NoSuchExample:
             return judged, None, None

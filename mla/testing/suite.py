@@ -186,42 +186,31 @@ def judge_kernel(
         only: names of properties to judge; all when empty.
 
     Raises:
-        ValueError: a name in `only` is unknown.
+        ValueError: a name in `only` is unknown, or the profile does not claim the device.
     """
     known = [prop.name for prop in PROPERTIES] + ["random problems"]
     for name in only:
         if name not in known:
             raise ValueError(f"property is {name!r}; expected one of {', '.join(known)}")
+    if device not in profile.devices:
+        raise ValueError(f"device is {device!r}; expected one that the profile claims: {', '.join(profile.devices)}")
+    asked = [prop for prop in PROPERTIES if not only or prop.name in only]
+    order: list[Property | None] = [prop for prop in asked if not prop.gpu_only]
+    if examples and (not only or "random problems" in only):
+        order.append(None)  # stands for the random problems
+    order += [prop for prop in asked if prop.gpu_only]  # the large ones last: kernels fault there
     lost = False
-    for step in _steps(function, profile, device, examples, shrinking, only):
-        finding = step(lost)
+    for prop in order:
+        if prop is None:
+            finding = random_problems(function, profile, device, 0 if lost else examples)
+        elif lost or (prop.gpu_only and device == "cpu"):
+            why = "the process lost its GPU before" if lost else "needs a GPU"
+            sentence = f"{prop.sentence} ({why})"
+            finding = Finding(prop.name, sentence, "not judged here", 0, len(prop.cases), 0, None, 0.0)
+        else:
+            finding = judge_property(prop, function, profile, device, shrinking=shrinking and not prop.gpu_only)
         lost = lost or (finding.failure is not None and finding.failure.kind == "crashed")
         yield finding
-
-
-def _steps(
-    function: Function, profile: Profile, device: str, examples: int, shrinking: bool, only: tuple[str, ...]
-) -> Iterator[Callable[[bool], Finding]]:
-    """One function for each finding, to be called with whether the GPU was lost before."""
-
-    def judged(prop: Property) -> Callable[[bool], Finding]:
-        def step(lost: bool) -> Finding:
-            if lost or (prop.gpu_only and device == "cpu"):
-                why = "the process lost its GPU before" if lost else "needs a GPU"
-                sentence = f"{prop.sentence} ({why})"
-                return Finding(prop.name, sentence, "not judged here", 0, len(prop.cases), 0, None, 0.0)
-            return judge_property(prop, function, profile, device, shrinking=shrinking and not prop.gpu_only)
-
-        return step
-
-    def drawn(lost: bool) -> Finding:
-        return random_problems(function, profile, device, 0 if lost else examples)
-
-    asked = [prop for prop in PROPERTIES if not only or prop.name in only]
-    yield from (judged(prop) for prop in asked if not prop.gpu_only)
-    if examples and (not only or "random problems" in only):
-        yield drawn
-    yield from (judged(prop) for prop in asked if prop.gpu_only)  # the large ones last: kernels fault there
 
 
 def with_backend(function: Function, backend: str | None) -> Function:

@@ -17,6 +17,7 @@ from mla.testing.case import Case
 from mla.testing.compare import assert_close
 from mla.testing.emulate import honest
 from mla.testing.profile import PUBLIC_PAIRS
+from mla.testing.shrink import quiet
 
 PROBLEMS = 2000
 
@@ -44,22 +45,15 @@ def shares(case: Case) -> dict[str, float]:
 
 def survey(problems: int = PROBLEMS) -> dict[str, list[float]]:
     """Honest way -> its share of the budget on each of so many random problems, all of them accepted."""
-    from hypothesis import HealthCheck, given, settings
+    from hypothesis import given
 
     from mla.testing.strategies import cases
 
     found: dict[str, list[float]] = defaultdict(list)
 
-    quiet = settings(
-        max_examples=problems,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
     with progress(problems) as advance:
 
-        @quiet
+        @quiet(problems)
         @given(cases(pairs=PUBLIC_PAIRS, max_batch=3, max_q_len=4, max_heads=20))
         def judge(case: Case) -> None:
             advance("random problems")

@@ -109,6 +109,11 @@ def test_only_some_properties_can_be_asked_for_and_unknown_names_are_refused():
         list(judge_kernel(Kernel(), Profile(), only=("masks",)))
 
 
+def test_a_device_that_is_not_claimed_is_refused():
+    with pytest.raises(ValueError, match="device is 'cpu'; expected one that the profile claims: cuda"):
+        list(judge_kernel(Kernel(), Profile(devices=("cuda",))))
+
+
 def test_names_of_properties_are_unique_and_every_case_builds():
     assert len({prop.name for prop in PROPERTIES}) == len(PROPERTIES)
     for prop in PROPERTIES:

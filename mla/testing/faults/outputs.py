@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from mla.checks import E4M3
 from mla.problem import Problem
 from mla.testing.case import Case
-from mla.testing.emulate import E4M3, Kernel, State
+from mla.testing.emulate import Kernel, State
 from mla.testing.faults.fault import planted
 from mla.testing.faults.raw import Careless, store
 from mla.testing.faults.rows import Unwritten

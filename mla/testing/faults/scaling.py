@@ -8,9 +8,10 @@ from functools import partial
 
 import torch
 
+from mla.checks import E4M3
 from mla.problem import Problem
 from mla.testing.case import SM_SCALE, Case
-from mla.testing.emulate import E4M3, LOG2E, Kernel, State
+from mla.testing.emulate import LOG2E, Kernel, State
 from mla.testing.faults.fault import planted
 from mla.testing.judges import scale_tensors_are_read
 

@@ -7,9 +7,10 @@ from functools import partial
 
 import torch
 
+from mla.checks import E4M3
 from mla.problem import Problem
 from mla.testing.case import Case
-from mla.testing.emulate import E4M3, Kernel, State
+from mla.testing.emulate import Kernel, State
 from mla.testing.faults.fault import planted
 
 _planted = partial(planted, "softmax")
