@@ -2,13 +2,16 @@
 #
 # PYTHON     the interpreter that .venv is made with (3.11 or newer)
 # PIP_ARGS   more arguments for every `pip install`, such as an index that serves CPU builds of torch
+# TRITON     the Triton to test with where torch brings none of its own, as its CPU builds do not
 # WORKERS    processes that the tests are spread over
 
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
+TRITON ?= triton==3.6.0
 WORKERS ?= auto
 DEMO_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install $(PIP_ARGS) --constraint constraints.txt
@@ -18,7 +21,7 @@ unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint check format clean
+.PHONY: help demo test bench lint check format clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +31,10 @@ demo: $(VENV)/.demo ## one attention layer of DeepSeek-V3, decoded and held to f
 
 test: lint ## every check there is: style, types, import contracts, all tests, coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --cov
+
+bench: $(VENV)/.demo ## backends and installed peers on the same work; without a GPU the cases are scaled down
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && quick= || quick=--quick; \
+		set -x; $(BIN)/python -m mla bench $$quick $(BENCH_ARGS)
 
 lint: $(VENV)/.test ## style, types and import contracts
 	$(BIN)/ruff check
@@ -61,6 +68,9 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(INSTALL) --no-build-isolation --editable '.[demo]'
 	touch $@
 
+# A CUDA build of torch demands one exact Triton, which constraints.txt cannot know; that one stays.
 $(VENV)/.test: $(VENV)/.torch pyproject.toml
-	$(INSTALL) --no-build-isolation --editable '.[demo,lint,test]'
+	$(INSTALL) --no-build-isolation --editable '.[demo,lint,numba,test]'
+	$(BIN)/python -c 'import sys, importlib.util as u; sys.exit(sys.platform == "linux" and not u.find_spec("triton"))' \
+		|| $(INSTALL) '$(TRITON)'
 	touch $@

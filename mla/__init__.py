@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mla.backend import Backend
 from mla.cache import append_tokens, quantize_e4m3
 from mla.capabilities import Capabilities
-from mla.decode import explain, trtllm_batch_decode_with_kv_cache_mla
+from mla.decode import explain, trtllm_batch_decode_with_kv_cache_mla, warmup
 from mla.dispatch import Explanation, Verdict
 from mla.errors import BackendBroken, BackendPluginWarning, BackendUnsupported, ReferenceFallbackWarning
 from mla.merge import merge_state, merge_states
@@ -45,4 +45,5 @@ __all__ = [
     "register_backend",
     "strict",
     "trtllm_batch_decode_with_kv_cache_mla",
+    "warmup",
 ]

@@ -20,6 +20,7 @@ class Capabilities:
         device_types: torch device types ("cpu", "cuda"); None is every one.
         compute_capabilities: (major, minor) of the NVIDIA GPUs it runs on; None is no limit.
         dense, sparse, sinks, lse: whether the mode or feature is there.
+        deterministic: whether it can promise bits that do not depend on batch mates, B or max_seq_len.
         max_q_len, max_heads: largest Q and H; None is no limit.
         page_sizes: the page sizes it accepts; None is every one.
     """
@@ -32,6 +33,7 @@ class Capabilities:
     sparse: bool = True
     sinks: bool = True
     lse: bool = True
+    deterministic: bool = True
     max_q_len: int | None = None
     max_heads: int | None = None
     page_sizes: tuple[int, ...] | None = None
@@ -58,6 +60,8 @@ class Capabilities:
             why.append("sinks are given; it has none")
         if p.wants_lse and not self.lse:
             why.append("the log-sum-exp is asked for; it returns none")
+        if p.deterministic and not self.deterministic:
+            why.append("deterministic=True is asked for; its bits may depend on batch mates")
         if self.max_q_len is not None and p.q_len > self.max_q_len:
             why.append(f"there are {p.q_len} query tokens per request; it takes at most {self.max_q_len}")
         if self.max_heads is not None and p.num_heads > self.max_heads:

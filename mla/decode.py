@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from mla import dispatch
+from mla import dispatch, recall
+from mla.backend import Backend
 from mla.problem import Problem
 from mla.strict import check_values, is_strict
 
@@ -37,6 +38,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     return_lse: bool = False,
     lse: torch.Tensor | None = None,
     return_lse_base: str | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Decode attention of DeepSeek-style models over a paged cache of latents.
 
@@ -85,6 +87,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
         lse: float32 buffer [B * Q, H] or [B, Q, H], any strides. Filled whenever given; returned, the same object, with
             return_lse. None with return_lse: a new tensor [B * Q, H].
         return_lse_base: "base2" (also None) or "basee": the base of the logarithm, on every backend.
+        deterministic: a row's bits do not depend on its batch mates, on B or on max_seq_len (slower: long rows are cut
+            at fixed places, and scratch grows with max_seq_len). Without it they are the same from run to run, too.
 
     Returns:
         out, or (out, lse) with return_lse.
@@ -98,7 +102,7 @@ def trtllm_batch_decode_with_kv_cache_mla(
     Source: the signature and the argument meanings are those of FlashInfer's function of the same name; every point
     where its documentation is silent or its backends disagree is decided by the formulas above.
     """
-    problem = Problem.from_call(
+    problem, chosen = _check_and_choose(
         query,
         kv_cache,
         workspace_buffer,
@@ -114,11 +118,12 @@ def trtllm_batch_decode_with_kv_cache_mla(
         bmm2_scale,
         sinks,
         enable_pdl,
-        return_lse=return_lse,
-        lse=lse,
-        return_lse_base=return_lse_base,
+        backend,
+        return_lse,
+        lse,
+        return_lse_base,
+        deterministic,
     )
-    chosen = dispatch.select(problem, backend)
     if is_strict():
         check_values(problem)
     rows = (problem.batch, problem.q_len, problem.num_heads)
@@ -136,6 +141,49 @@ def trtllm_batch_decode_with_kv_cache_mla(
         return result
     assert lse_result is not None
     return result, lse_result
+
+
+def _check_and_choose(*arguments: Any) -> tuple[Problem, Backend]:
+    """The checked problem and who runs it; all arguments of the call, in its order."""
+    kind = recall.kind_of(*arguments)
+    known = recall.find(kind, *arguments)
+    if known is not None:
+        return known
+    *head, backend, return_lse, lse, base, deterministic = arguments
+    problem = Problem.from_call(
+        *head, return_lse=return_lse, lse=lse, return_lse_base=base, deterministic=deterministic, kind=kind
+    )
+    chosen = dispatch.select(problem, backend)
+    recall.keep(kind, problem, chosen)
+    return problem, chosen
+
+
+def warmup(*args: Any, **kwargs: Any) -> str:
+    """Compile and load whatever `trtllm_batch_decode_with_kv_cache_mla` needs for these very arguments; runs nothing.
+
+    A kernel cannot be compiled while a stream is captured into a CUDA graph, so this comes before the capture. It is
+    good for every later call of the same kind: with the same shapes, strides, dtypes and options, whatever the
+    addresses, lengths, scales and max_seq_len are.
+
+    Returns:
+        The name of the backend that the call will run.
+
+    Raises:
+        As the call would.
+    """
+    bound = _SIGNATURE.bind(*args, **kwargs)
+    bound.apply_defaults()
+    problem, chosen = _check_and_choose(*bound.arguments.values())
+    prepare = getattr(chosen, "warmup", None)
+    if prepare is not None and not problem.is_empty:
+        rows = (problem.batch, problem.q_len, problem.num_heads)
+        out, lse = problem.out, problem.lse
+        if out is None:
+            out = torch.empty((*rows, problem.kv_lora_rank), dtype=problem.out_dtype, device=problem.device)
+        if lse is None and problem.wants_lse:
+            lse = torch.empty(rows, dtype=torch.float32, device=problem.device)
+        prepare(problem, out, lse)
+    return chosen.name
 
 
 _SIGNATURE = inspect.signature(trtllm_batch_decode_with_kv_cache_mla)
@@ -156,4 +204,5 @@ def explain(*args: Any, **kwargs: Any) -> dispatch.Explanation:
     return dispatch.explain_problem(Problem.from_call(**bound), backend)
 
 
+warmup.__signature__ = _SIGNATURE.replace(return_annotation=str)  # type: ignore[attr-defined]
 explain.__signature__ = _SIGNATURE.replace(return_annotation=dispatch.Explanation)  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ R = kv_lora_rank = 512, D = R + qk_rope_head_dim = 576, K = sparse top-k.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -42,6 +42,7 @@ class Problem:
     wants_lse: bool  # the log-sum-exp must be written
     lse_base: LseBase
     enable_pdl: bool | None  # None: where the GPU supports it; never changes a bit
+    deterministic: bool  # a row's bits must depend neither on its batch mates nor on B or max_seq_len
     qk_nope_head_dim: int  # 128; no part of the arithmetic
     kv_lora_rank: int  # R
     qk_rope_head_dim: int  # D - R
@@ -52,6 +53,7 @@ class Problem:
     page_size: int  # P
     device: torch.device
     capability: tuple[int, int] | None  # compute capability of an NVIDIA device, None elsewhere
+    kind: Hashable = None  # equal for calls that differ in addresses, device values, floats and max_seq_len at most
 
     @property
     def head_dim(self) -> int:
@@ -94,12 +96,14 @@ class Problem:
         return_lse: bool = False,
         lse: torch.Tensor | None = None,
         return_lse_base: str | None = None,
+        deterministic: bool = False,
+        kind: Hashable = None,
     ) -> Problem:
         """Check the arguments of `mla.trtllm_batch_decode_with_kv_cache_mla` and normalise them.
 
         Only shapes, strides, dtypes, devices and Python numbers are looked at: nothing is read from a device, written
         or launched (casting `sinks` to fp32, which comes last, is the one exception). See that function for the
-        meaning of each argument.
+        meaning of each argument; `kind` is kept as it is.
 
         Raises:
             ValueError: shapes, ranks, sizes, devices that differ.
@@ -121,6 +125,7 @@ class Problem:
         out_view = checks.out(out, batch, q_len, heads, rank)
         lse_view = checks.lse(lse, batch, q_len, heads)
         checks.flag("return_lse", return_lse)
+        checks.flag("deterministic", deterministic)
         if enable_pdl is not None:
             checks.flag("enable_pdl", enable_pdl)
         base = checks.lse_base("return_lse_base", return_lse_base)
@@ -154,6 +159,7 @@ class Problem:
             wants_lse=return_lse or lse is not None,
             lse_base=base,
             enable_pdl=enable_pdl,
+            deterministic=deterministic,
             qk_nope_head_dim=nope,
             kv_lora_rank=rank,
             qk_rope_head_dim=rope,
@@ -164,6 +170,7 @@ class Problem:
             page_size=cache.shape[1],
             device=device,
             capability=compute_capability(device),
+            kind=kind,
         )
 
     def describe(self) -> str:

@@ -52,6 +52,7 @@ class BackendInfo:
 
 _lock = threading.RLock()
 _entries: dict[str, _Entry] = {}  # empty until first asked for
+_generation = [0]  # how often a name was registered
 
 
 def register_backend(name: str, target: Backend | str, *, replace: bool = False) -> None:
@@ -81,6 +82,12 @@ def register_backend(name: str, target: Backend | str, *, replace: bool = False)
         if name in known and not replace:
             raise ValueError(f"backend {name!r} is known already (from {known[name].source}); replace=True replaces it")
         known[name] = entry
+        _generation[0] += 1
+
+
+def generation() -> int:
+    """Changes whenever a name may mean another backend than before."""
+    return _generation[0]
 
 
 def backends() -> dict[str, BackendInfo]:

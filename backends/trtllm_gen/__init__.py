@@ -1,5 +1,5 @@
-"""backend="trtllm-gen": Triton kernels, made for sm_100 and sm_103."""
+"""backend="trtllm-gen": Triton kernels, made for sm_100 and sm_103, for every NVIDIA GPU from sm_80 on."""
 
-from mla.announced import AnnouncedBackend
+from mla.backends.trtllm_gen.backend import TritonBackend
 
-backend = AnnouncedBackend("trtllm-gen", "this version of mla does not contain its Triton kernels yet")
+backend = TritonBackend()

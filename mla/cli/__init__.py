@@ -1,4 +1,4 @@
-"""The command line: `mla env`, `mla backends`, `mla check`, `mla demo`.
+"""The command line: `mla env`, `mla backends`, `mla check`, `mla demo`, `mla bench`.
 
 `import mla` never loads this. A command's own imports happen when it runs.
 """
@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from mla import __version__
-from mla.cli import backends, check, demo, env
+from mla.cli import backends, bench, check, demo, env
 from mla.cli.tables import UsageError
 
-COMMANDS = {"env": env, "backends": backends, "check": check, "demo": demo}
+COMMANDS = {"env": env, "backends": backends, "check": check, "demo": demo, "bench": bench}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -43,7 +43,7 @@ def test_each_command_explains_itself(command: str, capsys: pytest.CaptureFixtur
 
 BAD_USAGE = {
     "no command": ([], "required: COMMAND"),
-    "unknown command": (["bench"], "invalid choice: 'bench'"),
+    "unknown command": (["race"], "invalid choice: 'race'"),
     "unknown option": (["env", "--fast"], "unrecognized arguments: --fast"),
     "unknown dtype": (["backends", "--query-dtype", "int8"], "argument --query-dtype: invalid choice: 'int8'"),
     "heads not a number": (["backends", "--heads", "many"], "argument --heads: invalid positive value: 'many'"),

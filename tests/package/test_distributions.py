@@ -72,9 +72,12 @@ def test_entry_points_are_the_built_in_backends(project: dict[str, Any]) -> None
     assert project["project"]["entry-points"]["mla.backends"] == mla.registry.BUILT_IN
 
 
-def test_the_wheel_holds_every_module_once_and_nothing_else(in_wheel: set[str], source_tree: Path) -> None:
-    code = {name for name in in_wheel if ".dist-info/" not in name}
-    assert code == set(modules(source_tree).values())
+def test_the_wheel_holds_every_module_and_data_file_once_and_nothing_else(
+    in_wheel: set[str], source_tree: Path
+) -> None:
+    data = {str(path.relative_to(source_tree)) for path in source_tree.glob("mla/*/data/*")}
+    assert data == {"mla/bench/data/decode_batches.json", "mla/bench/data/ATTRIBUTION.md"}
+    assert {name for name in in_wheel if ".dist-info/" not in name} == set(modules(source_tree).values()) | data
 
 
 def test_the_wheel_is_typed_and_licensed(in_wheel: set[str]) -> None:
@@ -91,7 +94,7 @@ def test_the_sdist_holds_sources_tests_and_documents(in_sdist: set[str], source_
         if path.is_file() and not {"__pycache__", ".ipynb_checkpoints"} & set(path.parts)
     }
     documents = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "constraints.txt", ".ci/run"}
-    assert set(modules(source_tree)) | held | documents <= in_sdist
+    assert set(modules(source_tree)) | held | documents | {"mla/bench/data/decode_batches.json"} <= in_sdist
     assert not {name for name in in_sdist if name.startswith(("mla/reference", "mla/backends"))}
 
 
@@ -102,6 +105,6 @@ def test_every_tool_that_the_two_commands_install_is_pinned(project: dict[str, A
         if "==" in line
     }
     extras = project["project"]["optional-dependencies"]
-    asked = project["project"]["dependencies"] + extras["demo"] + extras["lint"] + extras["test"]
+    asked = project["project"]["dependencies"] + extras["demo"] + extras["lint"] + extras["numba"] + extras["test"]
     names = {requirement.partition(">")[0].lower() for requirement in asked}
     assert names - pinned == {"pip"}  # the one that the virtual environment comes with

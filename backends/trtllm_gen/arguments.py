@@ -1,0 +1,183 @@
+"""From a problem to the arguments of the two kernels: what is constant in the code, what is passed, what is scratch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton.language as tl
+
+from mla.backends.trtllm_gen.configurations import (
+    OVERHEAD,
+    PIECE_KEYS,
+    SCANS,
+    Merge,
+    Shipped,
+    Tile,
+    merge_for,
+    tile_for,
+)
+from mla.problem import Problem
+
+_TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float8_e4m3fn: tl.float8e4nv}
+_LARGEST = (1 << 31) - 1
+R = 512
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Everything that the launches of a kind of call share: sizes, constants and passed numbers, no address.
+
+    Attributes:
+        tile, merge: how programs work.
+        items, tiles, teams: see `plan_kernel`.
+        decode_grid, merge_grid: programs.
+        decode_constants, merge_constants: constants of the code, by name.
+        strides: numbers passed to both kernels, by name.
+        parts: parts that scratch holds, each of `tiles * tile.rows` rows, but for deterministic mode.
+        piece: blocks per piece in deterministic mode, else 0.
+    """
+
+    tile: Tile
+    merge: Merge
+    items: int
+    tiles: int
+    teams: int
+    decode_grid: int
+    merge_grid: int
+    decode_constants: dict[str, Any]
+    merge_constants: dict[str, Any]
+    strides: dict[str, int]
+    parts: int
+    piece: int
+
+    def scratch_bytes(self, problem: Problem) -> int:
+        """Bytes of scratch for parts and their lse."""
+        return self.part_rows(problem) * (R + 1) * 4
+
+    def part_rows(self, problem: Problem) -> int:
+        parts = self.parts
+        if self.piece:
+            blocks = max(-(-most_keys(problem) // self.tile.keys), 1)
+            parts = self.items * -(-blocks // self.piece)
+        return parts * self.tiles * self.tile.rows
+
+
+def most_keys(problem: Problem) -> int:
+    """The bound on an item's keys that the kernels are given."""
+    if problem.is_sparse:
+        return problem.top_k
+    table = min(problem.table_width * problem.page_size + 1, _LARGEST - 4096)
+    # Scratch of deterministic mode is sized by max_seq_len: a length beyond it must not write past the scratch.
+    return min(table, problem.max_seq_len) if problem.deterministic else table
+
+
+def is_aligned(problem: Problem, out: torch.Tensor) -> bool:
+    """Whether rows of queries, cache and output all begin at multiples of 16 bytes."""
+    return all(
+        tensor.data_ptr() % 16 == 0 and all(stride * tensor.element_size() % 16 == 0 for stride in tensor.stride()[:-1])
+        for tensor in (problem.query, problem.kv_cache, out)
+    )
+
+
+def shape_of(
+    problem: Problem, out: torch.Tensor, lse: torch.Tensor | None, *, sms: int, pdl: bool, aligned: bool
+) -> Shape:
+    """The launches of such a call on a chip of `sms` multiprocessors; `problem.capability` None is the interpreter."""
+    p = problem
+    rows = p.num_heads if p.is_sparse else p.q_len * p.num_heads
+    same = p.query.dtype == p.kv_cache.dtype
+    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same)
+    items = p.batch * p.q_len if p.is_sparse else p.batch
+    tiles = -(-rows // tile.rows)
+    teams = max(sms // tiles, 1)
+    piece = PIECE_KEYS // tile.keys if p.deterministic else 0
+    merge = merge_for(min(items, teams) * rows, p.deterministic) if p.capability else Merge(R, 16, 4)
+    by_team = not piece and teams < items
+    scan = next((size for size in SCANS if items <= size), SCANS[-1])
+    common = dict(
+        Q_LEN=p.q_len, HEADS=p.num_heads, SPARSE=p.is_sparse, HAS_SINKS=p.sinks is not None, HAS_LSE=lse is not None,
+        BASE_E=p.lse_base == "basee", TENSOR_2=isinstance(p.bmm2_scale, torch.Tensor), BM=tile.rows, PIECE=piece,
+        OVERHEAD=0 if piece else OVERHEAD, MIN_UNITS=1, SCAN=scan, ONCE=items <= scan, PDL=pdl,
+    )  # fmt: skip
+    decode = common | dict(
+        PAGE=p.page_size, TOKEN=p.kv_cache.stride(1), STAGES=tile.stages,
+        FLAT=p.kv_cache.stride(0) == p.page_size * p.kv_cache.stride(1),
+        TENSOR_1=isinstance(p.bmm1_scale, torch.Tensor),
+    )  # fmt: skip
+    if tile.hopper:
+        decode |= dict(REGISTERS=tile.registers)
+    else:
+        narrow = p.kv_cache.element_size() == 1
+        decode |= dict(
+            BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),
+            OUT_ALIGN=_align(out, aligned), LATE=32 if narrow else 16, SCORE=_TRITON[p.query.dtype],
+            WEIGHT=tl.float16 if narrow else _TRITON[p.kv_cache.dtype],
+        )  # fmt: skip
+    strides = {
+        **_named("stride_q_", p.query, "request", "token", "head"),
+        "stride_page": p.kv_cache.stride(0),
+        "stride_table_request": p.block_tables.stride(0),
+        "stride_table_token": p.block_tables.stride(1) if p.is_sparse else 0,
+        "stride_table": p.block_tables.stride(-1),
+        "stride_lens": p.seq_lens.stride(0),
+        "stride_sink": 0 if p.sinks is None else p.sinks.stride(0),
+        **_named("stride_out_", out, "request", "token", "head"),
+        **_named("stride_lse_", lse, "request", "token", "head"),
+        "items": items, "teams": teams, "tiles": tiles, "width": p.table_width, "num_pages": p.num_pages,
+    }  # fmt: skip
+    return Shape(
+        tile=tile, merge=merge, items=items, tiles=tiles, teams=teams, decode_grid=teams * tiles,
+        merge_grid=(teams if by_team else items) * rows * (R // merge.cols), decode_constants=decode,
+        merge_constants=common | dict(BN=tile.keys, PARTS=merge.parts, MC=merge.cols, BY_TEAM=by_team),
+        strides=strides, parts=2 * teams, piece=piece,
+    )  # fmt: skip
+
+
+def _named(prefix: str, tensor: torch.Tensor | None, *names: str) -> dict[str, int]:
+    return {prefix + name: 0 if tensor is None else tensor.stride(axis) for axis, name in enumerate(names)}
+
+
+def _align(tensor: torch.Tensor, aligned: bool) -> int:
+    return 16 // tensor.element_size() if aligned else 1
+
+
+def ahead_of_time(
+    how: Tile | Merge, dtype: str, *, heads: int, q_len: int, sparse: bool = False, page_size: int = 64
+) -> Shipped:
+    """The configuration of a plain call with packed bf16 or e4m3 tensors, as `machine_code` compiles it."""
+    pointers = {
+        "q_ptr": f"*{dtype}", "kv_ptr": f"*{dtype}", "table_ptr": "*i32", "lens_ptr": "*i32", "out_ptr": "*bf16",
+        "lse_ptr": "*fp32", "sinks_ptr": "*fp32", "part_ptr": "*fp32", "part_lse_ptr": "*fp32",
+    }  # fmt: skip
+    common = dict(
+        Q_LEN=q_len, HEADS=heads, SPARSE=sparse, HAS_SINKS=False, HAS_LSE=False, BASE_E=False, TENSOR_2=False, PIECE=0,
+        OVERHEAD=OVERHEAD, MIN_UNITS=1, SCAN=256, ONCE=True, PDL=True,
+    )  # fmt: skip
+    folder = "mla.backends.trtllm_gen"
+    short = {"bf16": "bf16", "fp8e4nv": "e4m3"}[dtype]
+    if isinstance(how, Merge):
+        ref, name = f"{folder}.merge_kernel:merge_kernel", f"merge, {how.parts} parts x {how.cols} columns"
+        constants = common | dict(BM=16, BN=64, PARTS=how.parts, MC=how.cols, BY_TEAM=True)
+        warps = how.warps
+    else:
+        kind = "Hopper" if how.hopper else "portable"
+        name = f"{kind} {short}, {how.rows} rows x {how.keys} keys, Q = {q_len}{', sparse' if sparse else ''}"
+        constants = common | dict(
+            PAGE=page_size, TOKEN=576, FLAT=sparse, TENSOR_1=False, BM=how.rows, STAGES=how.stages
+        )  # fmt: skip
+        warps = how.warps
+        if how.hopper:
+            ref = f"{folder}.hopper_kernel:hopper_kernel"
+            constants |= dict(REGISTERS=how.registers)
+        else:
+            ref = f"{folder}.decode_kernel:decode_kernel"
+            narrow = dtype != "bf16"
+            constants |= dict(
+                BN=how.keys, ALIGN=16 if narrow else 8, Q_ALIGN=16 if narrow else 8, OUT_ALIGN=8,
+                LATE=32 if narrow else 16,
+                SCORE=tl.float8e4nv if narrow else tl.bfloat16, WEIGHT=tl.float16 if narrow else tl.bfloat16,
+            )  # fmt: skip
+    signature = {**pointers, "bmm1": "fp32", "bmm2": "fp32"}
+    return Shipped(name, ref, signature, constants, tuple(pointers), warps, options={"launch_pdl": True})

@@ -1,0 +1,119 @@
+"""Tile sizes per chip, fixed ahead of time: chosen by shared memory, registers and measurement, never while running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+Chip = tuple[int, int]
+
+PIECE_KEYS = 2048  # keys per piece in deterministic mode
+OVERHEAD = 1  # units that an item costs besides its blocks
+SCANS = (32, 256, 1024)  # items that the plan looks at together; more are looked at in turns
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one decode program works.
+
+    Attributes:
+        rows: BM, query vectors of a tile.
+        keys: BN, keys of a block.
+        warps, stages: of the launch and of the load pipeline.
+        hopper: the Gluon kernel; its loading warps get `registers` registers per thread.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    hopper: bool = False
+    registers: int = 0
+
+
+# Shared memory of one block decides the portable tiles. Hopper's are used for what its own kernel does not take.
+_LARGE_16 = {16: Tile(16, 64, 4, 5), 32: Tile(32, 64, 8, 5), 64: Tile(64, 64, 8, 3)}
+_MEDIUM_16 = {16: Tile(16, 32, 4, 5), 32: Tile(32, 32, 4, 4), 64: Tile(64, 32, 8, 3)}
+_SMALL_16 = {16: Tile(16, 32, 4, 4), 32: Tile(32, 16, 4, 4), 64: Tile(64, 16, 8, 3)}
+_LARGE_8 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 64, 8, 3), 64: Tile(64, 64, 8, 2)}
+_SMALL_8 = {16: Tile(16, 32, 4, 3), 32: Tile(32, 32, 8, 3), 64: Tile(64, 32, 8, 2)}
+_HOPPER = {16: Tile(16, 64, 4, 2, True, 128), 32: Tile(32, 64, 4, 2, True, 128), 64: Tile(64, 64, 8, 2, True, 72)}
+
+_BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
+    (8, 0): (_MEDIUM_16, _SMALL_8),
+    (8, 6): (_SMALL_16, _SMALL_8),
+    (8, 7): (_MEDIUM_16, _SMALL_8),
+    (8, 9): (_SMALL_16, _SMALL_8),
+    (9, 0): (_LARGE_16, _LARGE_8),
+    (10, 0): (_LARGE_16, _LARGE_8),
+    (10, 3): (_LARGE_16, _LARGE_8),
+    (12, 0): (_SMALL_16, _SMALL_8),
+    (12, 1): (_SMALL_16, _SMALL_8),
+}
+INTERPRETED = {16: Tile(16, 32, 4, 1), 32: Tile(32, 32, 4, 1), 64: Tile(64, 32, 4, 1)}
+
+
+def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool) -> Tile:
+    """The tile for items of `rows` query vectors over a cache of `cache_bytes` per number.
+
+    `chip` None is Triton's interpreter. `hopper`: the tensors are such that Hopper's own kernel may run.
+    """
+    height = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    if chip is None:
+        return INTERPRETED[height]
+    if chip == (9, 0) and hopper and cache_bytes == 2:
+        return _HOPPER[height]
+    two_bytes, one_byte = _BY_CHIP[chip]
+    return (two_bytes if cache_bytes == 2 else one_byte)[height]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """How one merge program works: `cols` columns of a row, `parts` parts at a time."""
+
+    cols: int
+    parts: int
+    warps: int
+
+
+def merge_for(rows: int, deterministic: bool) -> Merge:
+    """Few rows in all are split among more programs. In deterministic mode nothing depends on how many there are."""
+    if deterministic:
+        return Merge(128, 16, 4)
+    return Merge(64, 128, 4) if rows < 264 else Merge(512, 4, 2)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A configuration as `machine_code` compiles it."""
+
+    name: str
+    kernel_ref: str
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    divisible_by_16: tuple[str, ...]
+    num_warps: int
+    num_stages: int = 3
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def shipped(chip: Chip) -> list[Shipped]:
+    """The configurations that the chip gets for the common calls, for looking at their machine code."""
+    return list(_shipped(chip))
+
+
+def _shipped(chip: Chip) -> Iterator[Shipped]:
+    from mla.backends.trtllm_gen.arguments import ahead_of_time  # it needs Triton
+
+    for dtype, size in (("bf16", 2), ("fp8e4nv", 1)):
+        if dtype == "fp8e4nv" and chip < (8, 9):
+            continue
+        for heads, q_len in ((16, 1), (16, 2), (128, 1)):
+            yield ahead_of_time(tile_for(chip, heads * q_len, size, hopper=True), dtype, heads=heads, q_len=q_len)
+        yield ahead_of_time(tile_for(chip, 128, size, hopper=True), dtype, heads=128, q_len=1, sparse=True)
+    if chip == (9, 0):
+        yield ahead_of_time(tile_for(chip, 16, 2, hopper=False), "bf16", heads=16, q_len=1)
+        yield ahead_of_time(tile_for(chip, 128, 2, hopper=False), "bf16", heads=128, q_len=1)
+    yield ahead_of_time(merge_for(16, False), "bf16", heads=16, q_len=1)
+    yield ahead_of_time(merge_for(2048, False), "bf16", heads=16, q_len=1)

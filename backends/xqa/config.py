@@ -1,0 +1,174 @@
+"""One configuration of the kernels: what is fixed when they are compiled, and every size that follows from it.
+
+    kind             query    cache    QK^T multiplies      a step takes   PV multiplies
+    bf16             bf16     bf16     bf16                 16 dims, 32 B  bf16
+    fp16             fp16     fp16     fp16                 16 dims, 32 B  fp16
+    e4m3             e4m3     e4m3     e4m3                 32 dims, 32 B  fp16, values widened in registers
+    bf16_on_e4m3     bf16     e4m3     bf16, keys widened   16 dims, 16 B  fp16, values widened in registers
+    fp16_on_e4m3     fp16     e4m3     fp16, keys widened   16 dims, 16 B  fp16, values widened in registers
+
+Softmax weights meet e4m3 values as fp16: e4m3 is a part of fp16, so the values are exact and the weights keep 11 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+THREADS = 256
+WARPS = THREADS // 32
+RANK = 512  # R, the width of a value
+WIDTH = 576  # D, the width of a key
+STEPS = 9  # tensor-core steps of a warp's share of D
+
+SHARED_LIMIT = {
+    (8, 0): 166912,
+    (8, 6): 101376,
+    (8, 7): 166912,
+    (8, 9): 101376,
+    (9, 0): 232448,
+    (10, 0): 232448,
+    (10, 3): 232448,
+    (12, 0): 101376,
+    (12, 1): 101376,
+}
+"""Compute capability -> bytes of shared memory that one block may have."""
+
+SHARED_PER_SM = {capability: limit + 1024 for capability, limit in SHARED_LIMIT.items()}
+"""Compute capability -> bytes that all blocks of a multiprocessor share; each costs 1024 more than it asks for."""
+
+KINDS = ("bf16", "fp16", "e4m3", "bf16_on_e4m3", "fp16_on_e4m3")
+
+
+def _bits(power_of_two: int) -> int:
+    return power_of_two.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Config:
+    """What is fixed at compile time.
+
+    Attributes:
+        kind: see above.
+        row_tiles: 16-row tiles of queries that one block holds: 1 or 2.
+        sparse: tables hold token slots, not pages.
+        aligned: keys begin at multiples of 16 bytes and query words at multiples of their size; else every number is
+            loaded by itself.
+        out: "bf16", "fp16" or "fp32". out_pairs: two neighbouring numbers of out may be written at once.
+        stages: key tiles in shared memory: 2, 3 or 4.
+        blocks_per_sm: blocks that share a multiprocessor; registers are limited so that they can.
+        dependent: the merge kernel may start before the decode kernel has ended (sm_90 and newer).
+    """
+
+    kind: str = "bf16"
+    row_tiles: int = 1
+    sparse: bool = False
+    aligned: bool = True
+    out: str = "bf16"
+    out_pairs: bool = True
+    stages: int = 2
+    blocks_per_sm: int = 1
+    dependent: bool = False
+
+    @property
+    def eight_bit(self) -> bool:
+        """The cache is e4m3."""
+        return self.kind.endswith("e4m3")
+
+    @property
+    def widened(self) -> bool:
+        """Keys are widened to the query's format before they meet it."""
+        return "_on_" in self.kind
+
+    @property
+    def rows(self) -> int:
+        """Query vectors that a block holds."""
+        return 16 * self.row_tiles
+
+    @property
+    def key_bytes(self) -> int:
+        """Bytes of one cache row."""
+        return WIDTH * (1 if self.eight_bit else 2)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of a cache row that one tensor-core step takes."""
+        return 16 if self.widened else 32
+
+    @property
+    def dim_groups(self) -> int:
+        """Warps are dealt over D ..."""
+        return self.key_bytes // (STEPS * self.step_bytes)
+
+    @property
+    def tile(self) -> int:
+        """... and over tokens, 16 each: the tokens of one tile."""
+        return 16 * WARPS // self.dim_groups
+
+    @property
+    def loaders(self) -> int:
+        """Threads that load one token together."""
+        return THREADS // self.tile
+
+    @property
+    def constants(self) -> dict[str, int | bool]:
+        """The names that kernels read, see `kernel/constants.py`."""
+        pitch = self.key_bytes + 16
+        score_pitch = 4 * self.tile + 32
+        weight_pitch = 2 * self.tile + 16
+        sizes = {
+            "KEYS_AT": self.stages * self.tile * pitch,
+            "SCORES_AT": self.dim_groups * self.rows * score_pitch,
+            "WEIGHTS_AT": self.rows * weight_pitch,
+            "BIAS_AT": self.stages * self.tile * 4,
+            "DECAY_AT": self.rows * 4,
+            "FACTOR_AT": self.rows * 4,
+            "TOKENS_AT": self.rows * 4,
+            "ZEROS_AT": pitch,
+            "FOUND_AT": 18 * 4,
+        }
+        places, end = {}, 0
+        for name, size in sizes.items():
+            places[name] = end
+            end += -(-size // 16) * 16
+        chunks = self.key_bytes // 16
+        return places | {
+            "SHARED_BYTES": end,
+            "ROW_TILES": self.row_tiles,
+            "ROWS": self.rows,
+            "TILE": self.tile,
+            "TILE_BITS": _bits(self.tile),
+            "STAGES": self.stages,
+            "DIM_GROUPS": self.dim_groups,
+            "DIM_GROUP_BITS": _bits(self.dim_groups),
+            "KEY_BYTES": self.key_bytes,
+            "PITCH": pitch,
+            "STAGE_BYTES": self.tile * pitch,
+            "GROUP_BYTES": STEPS * self.step_bytes,
+            "STEP_BYTES": self.step_bytes,
+            "SCORE_PITCH": score_pitch,
+            "WEIGHT_PITCH": weight_pitch,
+            "VALUE_BYTES": 64 * self.key_bytes // WIDTH,
+            "VALUE_LOADS": 2 * self.key_bytes // WIDTH,
+            "OUT_BYTES": 4 if self.out == "fp32" else 2,
+            "LOADERS": self.loaders,
+            "LOADER_BITS": _bits(self.loaders),
+            "CHUNKS": chunks,
+            "LOADS": -(-chunks // self.loaders),
+            "QUERY_WORDS": self.row_tiles * STEPS * 4,
+            "ACCUMULATORS": self.row_tiles * 32,
+            "SCORE_WORDS": self.row_tiles * 8,
+            "WEIGHT_WORDS": self.row_tiles * 4,
+            "ROW_LANES": THREADS // self.rows,
+            "ROW_LANE_BITS": _bits(THREADS // self.rows),
+            "TOKENS_EACH": self.tile * self.rows // THREADS,
+            "SPAN": min(self.tile * self.rows // THREADS, 4),
+            "EIGHT_BIT": self.eight_bit,
+            "WIDENED": self.widened,
+            "SPARSE": self.sparse,
+            "DEPENDENT": self.dependent,
+        }
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of the decode kernel."""
+        return int(self.constants["SHARED_BYTES"])

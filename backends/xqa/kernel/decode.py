@@ -1,0 +1,308 @@
+# mypy: ignore-errors
+"""The kernel that reads the cache: each block walks its team's units, request by request, tile by tile.
+
+One tile's life, with STAGES = 2 (b is a barrier, the numbers are tiles):
+
+    copies under way     0    1         2         3
+    this block           wait 0, b, start 2, scores 0, b, softmax 0, b, values 0, wait 1, b, start 3, scores 1, ...
+
+The barrier after the wait does three jobs: every thread's copies have landed, every warp is done with the stage that is
+filled next, and every warp is done with the weights of the tile before.
+"""
+
+from mla.backends.xqa.isa import (
+    barrier,
+    block_index,
+    cp_async_commit,
+    divide,
+    exp2,
+    larger,
+    let_next_grid_start,
+    load_f32,
+    log2,
+    quotient,
+    set_shared_f32,
+    set_shared_i32,
+    shared_base,
+    shared_f32,
+    shared_i32,
+    shuffle_xor,
+    store_f32,
+    store_f32x2,
+    store_i32,
+    thread_index,
+    thread_index_anew,
+)
+from mla.backends.xqa.kernel.attend import add_late_values, add_values, partial_scores, place_in_sums, softmax
+from mla.backends.xqa.kernel.constants import (
+    ACCUMULATORS,
+    DEPENDENT,
+    FACTOR_AT,
+    KEYS_AT,
+    LOADER_BITS,
+    OUT_BYTES,
+    PART_BYTES,
+    PITCH,
+    QUERY_WORDS,
+    ROW_LANE_BITS,
+    ROW_LANES,
+    ROW_TILES,
+    ROWS,
+    SPARSE,
+    STAGE_BYTES,
+    STAGES,
+    THREADS,
+    TILE,
+    TILE_BITS,
+    TOKENS_AT,
+    ZEROS_AT,
+)
+from mla.backends.xqa.kernel.memory import load_queries, load_tile, store_out, table_entry
+from mla.backends.xqa.kernel.numbers import (
+    LOG2_E,
+    NEGATIVE_INFINITY,
+    cuda,
+    float32,
+    int64,
+    larger_int,
+    select,
+    smaller_int,
+    uint32,
+    wait_for_tile,
+)
+from mla.backends.xqa.kernel.schedule import first_unit_of, request_at, teams_in_use, total_units, visible_tokens
+
+
+def decode(
+    query,
+    query_request,
+    query_token,
+    query_head,
+    pool,
+    page_step,
+    token_step,
+    pages,
+    page_size,
+    table,
+    table_request,
+    table_token,
+    table_column,
+    table_wide,
+    columns,
+    lengths,
+    length_step,
+    length_wide,
+    room,
+    out,
+    out_request,
+    out_token,
+    out_head,
+    lse,
+    lse_request,
+    lse_token,
+    lse_head,
+    lse_unit,
+    sinks,
+    bmm1,
+    bmm1_at,
+    bmm2,
+    bmm2_at,
+    parts,
+    part_lse,
+    begins,
+    requests,
+    q_len,
+    heads,
+    teams,
+    tiles,
+    overhead,
+    at_least,
+):
+    """Attention of every row over its team's share of its keys.
+
+    Grid: teams * tiles blocks. Addresses are int64, steps are in bytes, a scale is a number or, where its address is
+    not 0, the fp32 number at that address.
+
+    parts, part_lse: for each team 2 slots of [tiles, ROWS] rows (512 fp32, and their log-sum-exp in base 2): slot 1
+    for the head of a request that the next team goes on with, slot 0 for a later part. begins: [requests + 1] int64,
+    the first unit of each request, then the number of all units; the merge kernel reads it.
+    """
+    thread = thread_index_anew()
+    smem = shared_base()
+    team = quotient(block_index(), tiles)
+    tile = block_index() - team * tiles
+    if DEPENDENT:
+        let_next_grid_start()
+    rows = heads if SPARSE else q_len * heads  # those that share their keys
+    first_token = quotient(tile * ROWS, heads)  # of this block's rows
+    last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
+    for i in range((ROWS + THREADS - 1) // THREADS):
+        row = thread + i * THREADS
+        set_shared_i32(smem + TOKENS_AT + row * 4, quotient(tile * ROWS + row, heads), row < ROWS)
+    for i in range((PITCH // 4 + THREADS - 1) // THREADS):
+        word = thread + i * THREADS
+        set_shared_i32(smem + ZEROS_AT + word * 4, 0, word < PITCH // 4)
+    scale = load_f32(bmm1_at, bmm1_at != 0, bmm1) * LOG2_E
+    mine = thread >> ROW_LANE_BITS  # the row whose softmax this thread computes
+
+    measure = (lengths, length_step, length_wide, q_len, room)
+    units = total_units(smem, measure, requests, overhead)
+    teams = teams_in_use(units, teams, at_least)
+    unit = first_unit_of(team, units, teams)
+    end = smaller_int(first_unit_of(team + 1, units, teams), units)
+    reports = (thread == 0) & (tile == 0)  # one thread tells the merge kernel about its team
+    store_i32(begins + int64(requests) * 4, units, reports & (team == 0))
+    words = cuda.local.array(QUERY_WORDS, uint32)
+    sums = cuda.local.array(ACCUMULATORS, float32)  # [row tile, 8 columns of 8 dims, c0..c3]
+    if unit < end:
+        request, begin = request_at(smem, measure, requests, overhead, unit)
+        while unit < end:
+            seen_by_first, keys = visible_tokens(measure, request, 1)
+            count = (keys + (TILE - 1)) >> TILE_BITS
+            first_tile = larger_int(unit - begin - overhead, 0)
+            stop = smaller_int(larger_int(end - begin - overhead, 0), count)
+            whole = (first_tile == 0) & (stop == count)
+            store_i32(begins + int64(request) * 4, begin, reports & (unit == begin))
+            if (first_tile < stop) | ((count == 0) & (unit == begin)):
+                owner = int64(quotient(request, q_len) if SPARSE else request)
+                token = int64(request - owner * q_len if SPARSE else 0)
+                common = seen_by_first + first_token
+                until = smaller_int(seen_by_first + last_token, keys)
+                load_queries(
+                    words,
+                    (query + owner * query_request + token * query_token, query_token, query_head),
+                    tile,
+                    rows,
+                    heads,
+                )
+                for i in range(ACCUMULATORS):
+                    sums[i] = float32(0.0)
+                row_token = shared_i32(smem + TOKENS_AT + mine * 4)
+                top, total = attend(
+                    smem,
+                    (pool, page_step, token_step, pages, page_size),
+                    (table + owner * table_request + token * table_token, table_column, table_wide, columns),
+                    (first_tile, smaller_int(stop, (until + (TILE - 1)) >> TILE_BITS)),
+                    (seen_by_first, common, until, seen_by_first + row_token),
+                    scale,
+                    words,
+                    sums,
+                )
+                for i in range(ROW_LANE_BITS):
+                    total = total + shuffle_xor(total, 1 << i)
+                one_lane = (thread & (ROW_LANES - 1)) == 0
+                row = tile * ROWS + mine
+                if whole:
+                    row_head = int64(row - row_token * heads)
+                    sink = load_f32(sinks + row_head * 4, (sinks != 0) & (row < rows), NEGATIVE_INFINITY) * LOG2_E
+                    factor, row_lse = finished(top, total, sink, load_f32(bmm2_at, bmm2_at != 0, bmm2))
+                    to = lse + owner * lse_request + (token + row_token) * lse_token + row_head * lse_head
+                    store_f32(to, row_lse * lse_unit, one_lane & (lse != 0) & (row < rows))
+                    share_factor(smem, factor)
+                    store_rows(
+                        smem,
+                        sums,
+                        out + owner * out_request + token * out_token,
+                        out_token,
+                        out_head,
+                        tile,
+                        rows,
+                        heads,
+                    )
+                else:
+                    slot = (int64(team) * 2 + select(first_tile == 0, 1, 0)) * tiles * ROWS
+                    store_f32(part_lse + (slot + row) * 4, top + log2(total), one_lane)
+                    share_factor(smem, select(total == float32(0.0), float32(0.0), divide(float32(1.0), total)))
+                    store_part(smem, sums, parts + slot * PART_BYTES, tile)
+                barrier()  # the stages and the factors have been read
+            begin = begin + overhead + count
+            unit = smaller_int(begin, end)
+            request = request + 1
+
+
+def attend(smem, pool, table, tiles, seen, scale, words, sums):
+    """All tiles of one request that are this team's: adds to `sums`, returns (highest score, this thread's share of the
+    sum of weights) of the row whose softmax this thread computes.
+
+    tiles: (first, end). seen: tokens seen by (query token 0, the block's first query token and so every row, its last
+    query token and so any row, this thread's row).
+    """
+    first_tile, end_tile = tiles
+    seen_by_first, common, until, limit = seen
+    page_size = pool[4]
+    mine = thread_index() >> LOADER_BITS  # the token of each tile that this thread helps to load
+    for i in range(STAGES - 1):
+        if first_tile + i < end_tile:
+            first = (first_tile + i) * TILE
+            load_tile(smem, i, first, table_entry(table, page_size, first + mine, until), pool, until)
+        cp_async_commit()
+    ahead = first_tile + (STAGES - 1)
+    entry = table_entry(table, page_size, ahead * TILE + mine, until)  # one tile early: its latency hides
+    top = NEGATIVE_INFINITY
+    total = float32(0.0)
+    stage = 0
+    for at in range(first_tile, end_tile):
+        wait_for_tile()
+        barrier()
+        if ahead < end_tile:
+            filled = select(stage == 0, STAGES - 1, stage - 1)
+            load_tile(smem, filled, ahead * TILE, entry, pool, until)
+            ahead = ahead + 1
+            entry = table_entry(table, page_size, ahead * TILE + mine, until)
+        cp_async_commit()
+        first = at * TILE
+        keys = smem + KEYS_AT + stage * STAGE_BYTES
+        partial_scores(smem, keys, words)
+        barrier()
+        top, total = softmax(smem, stage, first, scale, limit, top, total)
+        barrier()
+        add_values(smem, keys, first, common, sums)
+        add_late_values(smem, keys, first, common, until, seen_by_first, sums)
+        stage = select(stage == STAGES - 1, 0, stage + 1)
+    return top, total
+
+
+def finished(top, total, sink, out_scale):
+    """(what the sums of a row are multiplied by, its log-sum-exp in base 2). sink: in base 2, -inf for none."""
+    highest = larger(top, sink)
+    base = select(highest == NEGATIVE_INFINITY, float32(0.0), highest)
+    kept = exp2(top - base)
+    denominator = total * kept + exp2(sink - base)
+    factor = select(total == float32(0.0), float32(0.0), divide(kept * out_scale, denominator))
+    return factor, highest + log2(denominator)
+
+
+def share_factor(smem, factor):
+    """From the threads that know a row's factor to those that hold its sums."""
+    thread = thread_index_anew()
+    set_shared_f32(smem + FACTOR_AT + (thread >> ROW_LANE_BITS) * 4, factor, (thread & (ROW_LANES - 1)) == 0)
+    barrier()
+
+
+def store_rows(smem, sums, out, token_step, head_step, tile, rows, heads):
+    """Finished rows into the output."""
+    thread = thread_index_anew()
+    for m in range(ROW_TILES):
+        for half in range(2):
+            place = m * 16 + half * 8 + ((thread & 31) >> 2)
+            row = tile * ROWS + place
+            token = quotient(row, heads)
+            head = row - token * heads
+            factor = shared_f32(smem + FACTOR_AT + place * 4)
+            at = out + int64(token) * token_step + int64(head) * head_step + (thread >> 5) * (64 * OUT_BYTES)
+            for i in range(8):
+                s, s_next, dim = place_in_sums(m, half, i)
+                store_out(at + dim * OUT_BYTES, sums[s] * factor, sums[s_next] * factor, row < rows)
+
+
+def store_part(smem, sums, parts, tile):
+    """Rows that others add to, in fp32."""
+    thread = thread_index_anew()
+    for m in range(ROW_TILES):
+        for half in range(2):
+            place = m * 16 + half * 8 + ((thread & 31) >> 2)
+            factor = shared_f32(smem + FACTOR_AT + place * 4)
+            at = parts + int64(tile * ROWS + place) * PART_BYTES + (thread >> 5) * 256
+            for i in range(8):
+                s, s_next, dim = place_in_sums(m, half, i)
+                store_f32x2(at + dim * 4, (sums[s] * factor, sums[s_next] * factor), 1)

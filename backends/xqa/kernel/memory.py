@@ -1,0 +1,183 @@
+# mypy: ignore-errors
+"""From a token to its address: keys into shared memory, queries into registers, results out."""
+
+from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
+from mla.backends.xqa.isa import (
+    load_u8,
+    load_u16,
+    quotient,
+    set_shared_f32,
+    set_shared_u32x4,
+    store_f32,
+    store_f32x2,
+    store_u16,
+    store_u32,
+    thread_index,
+    thread_index_anew,
+)
+from mla.backends.xqa.isa import load_u32 as query_word  # or one of those below
+from mla.backends.xqa.isa import pack_bf16 as pack_out
+from mla.backends.xqa.kernel.constants import (
+    BIAS_AT,
+    CHUNKS,
+    DIM_GROUPS,
+    EIGHT_BIT,
+    GROUP_BYTES,
+    KEYS_AT,
+    LOADER_BITS,
+    LOADERS,
+    LOADS,
+    OUT_BYTES,
+    PITCH,
+    ROW_TILES,
+    ROWS,
+    SPARSE,
+    STAGE_BYTES,
+    STEP_BYTES,
+    STEPS,
+    TILE,
+    WIDENED,
+)
+from mla.backends.xqa.kernel.numbers import (
+    NEGATIVE_INFINITY,
+    NOT_A_NUMBER,
+    float32,
+    int32,
+    int64,
+    select,
+)
+from mla.backends.xqa.kernel.schedule import read_id
+
+# ---- keys ------------------------------------------------------------------------------------------------------------
+
+
+def table_entry(table, page_size, index, limit):
+    """What the table says of the token at `index`: a page (dense) or a slot (sparse); -1 where it says nothing.
+
+    table: (address of the request's row, bytes from column to column, wide, columns).
+    """
+    address, step, wide, columns = table
+    column = index if SPARSE else quotient(index, page_size)
+    ok = (index < limit) & (column < columns)
+    return read_id(address + int64(column) * step, wide, ok, -1)
+
+
+def place_of(pool, entry, index, limit):
+    """(address of a token's cache row, bytes to read of each chunk: 16 or 0, its bias).
+
+    pool: (address, bytes from page to page, from token to token, pages, page size). All of the address arithmetic is
+    in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
+    """
+    address, page_step, token_step, pages, page_size = pool
+    if SPARSE:
+        inside = (entry >= 0) & (entry < pages * page_size)
+        slot = int32(select(inside, entry, int64(0)))
+        page = quotient(slot, page_size)
+        offset = slot - page * page_size
+        bias = select(inside & (index < limit), float32(0.0), NEGATIVE_INFINITY)
+    else:
+        inside = (entry >= 0) & (entry < pages)
+        page = select(inside, entry, int64(0))
+        offset = index - quotient(index, page_size) * page_size
+        bias = select(index < limit, select(inside, float32(0.0), NOT_A_NUMBER), NEGATIVE_INFINITY)
+    source = address + int64(page) * page_step + int64(offset) * token_step
+    return source, select(inside & (index < limit), 16, 0), bias
+
+
+def load_tile(smem, stage, first, entry, pool, limit):
+    """Start copying TILE cache rows, tokens first, first + 1, ..., into a stage. Rows that are no keys become zeros."""
+    thread = thread_index()
+    token = thread >> LOADER_BITS
+    part = thread & (LOADERS - 1)
+    source, size, bias = place_of(pool, entry, first + token, limit)
+    to = smem + KEYS_AT + stage * STAGE_BYTES + token * PITCH
+    for i in range(LOADS):
+        chunk = part + i * LOADERS
+        copy16(to + chunk * 16, source + chunk * 16, size, chunk < CHUNKS)
+    set_shared_f32(smem + BIAS_AT + (stage * TILE + token) * 4, bias, part == 0)
+
+
+def copy16_by_number(to, source, size, active):
+    """`cp_async16` for rows that do not begin at multiples of 16 bytes: number by number, at once."""
+    ok = active & (size > 0)
+    words = (word_of(source, ok), word_of(source + 4, ok), word_of(source + 8, ok), word_of(source + 12, ok))
+    set_shared_u32x4(to, words, active)
+
+
+def word_of(address, ok):
+    """Four bytes of the cache, at an address that is a multiple of one number's size only."""
+    if EIGHT_BIT:
+        return word_of_bytes(address, ok)
+    return word_of_halves(address, ok)
+
+
+def word_of_bytes(address, ok):
+    low = int32(load_u8(address, ok)) | (int32(load_u8(address + 1, ok)) << 8)
+    high = int32(load_u8(address + 2, ok)) | (int32(load_u8(address + 3, ok)) << 8)
+    return low | (high << 16)
+
+
+def word_of_halves(address, ok):
+    return int32(load_u16(address, ok)) | (int32(load_u16(address + 2, ok)) << 16)
+
+
+# ---- queries ---------------------------------------------------------------------------------------------------------
+
+
+def load_queries(words, query, tile, rows, heads):
+    """A block's query vectors into registers, as A fragments: words[(row tile, step, a0 a1 a2 a3)].
+
+    Warp w holds all rows, and of D the part that it multiplies. A row is token * H + head. query: (address of the
+    request, bytes from token to token, from head to head).
+
+    A step of 16-bit keys that were widened from a 16-byte chunk takes dims 4t..4t+3 from lane t as k = 2t, 2t+1 and
+    2t+8, 2t+9: the order of the products does not matter as long as A and B agree.
+    """
+    address, token_step, head_step = query
+    thread = thread_index_anew()
+    g = (thread & 31) >> 2
+    t = thread & 3
+    share = ((thread >> 5) & (DIM_GROUPS - 1)) * GROUP_BYTES
+    for m in range(ROW_TILES):
+        for half in range(2):
+            row = tile * ROWS + m * 16 + half * 8 + g
+            token = quotient(row, heads)
+            head = row - token * heads
+            ok = row < rows
+            at = address + int64(token) * token_step + int64(head) * head_step
+            for step in range(STEPS):
+                if WIDENED:
+                    place = at + 2 * (share + step * STEP_BYTES + t * 4)
+                    low = query_word(place, ok)
+                    high = query_word(place + 4, ok)
+                else:
+                    place = at + share + step * STEP_BYTES + t * 4
+                    low = query_word(place, ok)
+                    high = query_word(place + 16, ok)
+                words[(m * STEPS + step) * 4 + half] = low
+                words[(m * STEPS + step) * 4 + half + 2] = high
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def store_pair(address, x, y, ok):
+    """Two neighbouring numbers of the output, in its format."""
+    if OUT_BYTES == 4:
+        store_f32x2(address, (x, y), ok)
+    else:
+        store_u32(address, pack_out(x, y), ok)
+
+
+def store_pair_apart(address, x, y, ok):
+    """The same where only one number's alignment is certain."""
+    if OUT_BYTES == 4:
+        store_f32(address, x, ok)
+        store_f32(address + 4, y, ok)
+    else:
+        both = pack_out(x, y)
+        store_u16(address, both, ok)
+        store_u16(address + 2, both >> 16, ok)
+
+
+store_out = store_pair  # or `store_pair_apart`

@@ -1,0 +1,153 @@
+# mypy: ignore-errors
+"""The kernel that joins the parts of a request that several teams shared. It leaves no state behind.
+
+It finds from `begins`, which the decode kernel wrote, which teams took a request's keys. A request that one team took
+alone was written by that team, and is left alone here.
+"""
+
+from mla.backends.xqa.isa import (
+    barrier,
+    block_index,
+    exp2,
+    larger,
+    load_f32,
+    load_fresh_f32,
+    load_fresh_f32x4,
+    load_fresh_i32,
+    quotient,
+    set_shared_f32,
+    shared_base,
+    shared_f32,
+    shuffle_xor,
+    store_f32,
+    thread_index,
+    wait_for_last_grid,
+)
+from mla.backends.xqa.kernel.constants import DEPENDENT, OUT_BYTES, PART_BYTES, ROWS, SPARSE, TILE, TILE_BITS
+from mla.backends.xqa.kernel.decode import finished
+from mla.backends.xqa.kernel.memory import store_out
+from mla.backends.xqa.kernel.numbers import (
+    LOG2_E,
+    NEGATIVE_INFINITY,
+    float32,
+    int64,
+    select,
+    smaller_int,
+)
+from mla.backends.xqa.kernel.schedule import team_of, teams_in_use, visible_tokens
+
+MERGE_THREADS = 128  # 4 of the 512 dims each
+
+
+def merge(
+    lengths,
+    length_step,
+    length_wide,
+    room,
+    out,
+    out_request,
+    out_token,
+    out_head,
+    lse,
+    lse_request,
+    lse_token,
+    lse_head,
+    lse_unit,
+    sinks,
+    bmm2,
+    bmm2_at,
+    parts,
+    part_lse,
+    begins,
+    requests,
+    q_len,
+    heads,
+    teams,
+    tiles,
+    overhead,
+    at_least,
+    rows_per_block,
+):
+    """Join one request's parts for `rows_per_block` rows. Grid: requests * blocks per request.
+
+    Dynamic shared memory: one fp32 for each team.
+    """
+    thread = thread_index()
+    smem = shared_base()
+    rows = heads if SPARSE else q_len * heads
+    blocks = quotient(rows + rows_per_block - 1, rows_per_block)
+    request = quotient(block_index(), blocks)
+    first_row = (block_index() - request * blocks) * rows_per_block
+    _, keys = visible_tokens((lengths, length_step, length_wide, q_len, room), request, 1)
+    count = (keys + (TILE - 1)) >> TILE_BITS
+    out_scale = load_f32(bmm2_at, bmm2_at != 0, bmm2)
+    if DEPENDENT:
+        wait_for_last_grid()
+    total = load_fresh_i32(begins + int64(requests) * 4)
+    begin = load_fresh_i32(begins + int64(request) * 4) + overhead
+    teams = teams_in_use(total, teams, at_least)
+    head_team = team_of(begin, total, teams)
+    last_team = team_of(begin + smaller_int(count, 1) * (count - 1), total, teams)
+    if head_team < last_team:
+        owner = quotient(request, q_len) if SPARSE else request
+        token0 = request - owner * q_len if SPARSE else 0
+        for row in range(first_row, smaller_int(first_row + rows_per_block, rows)):
+            token = quotient(row, heads)
+            head = row - token * heads
+            top, weight = weigh_parts(smem, part_lse + row * 4, head_team, last_team, tiles)
+            sink = load_f32(sinks + head * 4, sinks != 0, NEGATIVE_INFINITY) * LOG2_E
+            factor, row_lse = finished(top, weight, sink, out_scale)
+            to = lse + int64(owner) * lse_request + int64(token0 + token) * lse_token + int64(head) * lse_head
+            store_f32(to, row_lse * lse_unit, (thread == 0) & (lse != 0))
+            w, x, y, z = add_parts(smem, parts + int64(row) * PART_BYTES + thread * 16, head_team, last_team, tiles)
+            at = out + int64(owner) * out_request + int64(token0 + token) * out_token + int64(head) * out_head
+            at = at + thread * (4 * OUT_BYTES)
+            store_out(at, w * factor, x * factor, 1)
+            store_out(at + 2 * OUT_BYTES, y * factor, z * factor, 1)
+            barrier()  # the weights have been read
+
+
+def slot_of(team, head_team, tiles):
+    """The row at which a team's part of the request begins: slot 1 for the head, slot 0 for a later part."""
+    return (int64(team) * 2 + select(team == head_team, 1, 0)) * tiles * ROWS
+
+
+def weigh_parts(smem, part_lse, head_team, last_team, tiles):
+    """(the highest log-sum-exp, the sum of 2^(lse - highest)) of a row's parts; the summands into shared memory."""
+    thread = thread_index()
+    lane = thread & 31
+    top = NEGATIVE_INFINITY
+    for start in range(head_team, last_team + 1, 32):  # every warp looks at all parts: no barrier is needed
+        team = start + lane
+        inside = team <= last_team
+        top = larger(top, load_fresh_f32(part_lse + slot_of(team, head_team, tiles) * 4, inside, NEGATIVE_INFINITY))
+    for i in range(5):
+        top = larger(top, shuffle_xor(top, 1 << i))
+    base = select(top == NEGATIVE_INFINITY, float32(0.0), top)
+    weight = float32(0.0)
+    for start in range(head_team, last_team + 1, 32):
+        team = start + lane
+        inside = team <= last_team
+        share = exp2(load_fresh_f32(part_lse + slot_of(team, head_team, tiles) * 4, inside, NEGATIVE_INFINITY) - base)
+        weight = weight + share
+        set_shared_f32(smem + (team - head_team) * 4, share, inside & (thread < 32))
+    for i in range(5):
+        weight = weight + shuffle_xor(weight, 1 << i)
+    barrier()
+    return top, weight
+
+
+def add_parts(smem, parts, head_team, last_team, tiles):
+    """Four dims of a row: the sum of its parts, each times its weight."""
+    w = float32(0.0)
+    x = float32(0.0)
+    y = float32(0.0)
+    z = float32(0.0)
+    for team in range(head_team, last_team + 1):
+        share = shared_f32(smem + (team - head_team) * 4)
+        dims = load_fresh_f32x4(parts + slot_of(team, head_team, tiles) * PART_BYTES)
+        w = w + share * dims[0]
+        x = x + share * dims[1]
+        y = y + share * dims[2]
+        z = z + share * dims[3]
+    return w, x, y, z

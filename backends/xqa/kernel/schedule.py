@@ -1,0 +1,141 @@
+# mypy: ignore-errors
+"""Which block takes which tokens: dealt evenly on the device, from lengths that the host never reads.
+
+A request (in sparse mode: a query token of one) has `blocks` tiles of keys and costs `blocks + overhead` units. All
+units of all requests stand in one line; team i of T takes units [i * total // T, (i + 1) * total // T). A team is as
+many blocks as a request has row tiles: they take the same tokens for other rows. So a team finishes some requests
+whole, and shares at most two: one that an earlier team began, and one that the next team goes on with.
+
+    units     |--- request 0 ---|----------- request 1 -----------|- request 2 -|
+    teams     |------- 0 -------------|---------- 1 ----------|--------- 2 -----|
+    parts      whole              head |  a later part         | later part, whole
+
+The first `overhead` units of a request stand for what it costs besides its keys; its keys' tiles follow.
+"""
+
+from mla.backends.xqa.isa import (
+    barrier,
+    load_i32,
+    quotient,
+    quotient64,
+    set_shared_i32,
+    shared_i32,
+    shuffle_up,
+    thread_index_anew,
+)
+from mla.backends.xqa.kernel.constants import FOUND_AT, SPARSE, THREADS, TILE, TILE_BITS
+from mla.backends.xqa.kernel.numbers import int32, int64, larger_int, select, smaller_int
+
+LONGEST = 1 << 30  # no length counts further: the table ends long before
+
+
+def read_id(address, wide, ok, otherwise):
+    """An int32 or int64 out of global memory, as int64."""
+    low = load_i32(address, ok, otherwise)
+    high = load_i32(address + 4, ok & wide, low >> 31)
+    return (int64(high) << 32) | (int64(low) & 0xFFFFFFFF)
+
+
+def clipped(length):
+    return smaller_int(larger_int(length, int64(0)), int64(LONGEST))
+
+
+def visible_tokens(lengths, request, ok):
+    """(n of the request's first query token, n of its last): the keys they see. n may be below 0 before clipping.
+
+    lengths: (address, step, wide, Q, columns that the table can hold in tokens).
+    """
+    address, step, wide, q_len, room = lengths
+    if SPARSE:
+        owner = quotient(request, q_len)
+        token = request - owner * q_len
+        length = clipped(read_id(address + int64(owner) * step, wide, ok, 0))
+        first = smaller_int(larger_int(length - q_len + token + 1, int64(0)), room)
+        last = first
+    else:
+        length = clipped(read_id(address + int64(request) * step, wide, ok, 0))
+        first = length - q_len + 1
+        last = smaller_int(length, room + 1)  # one token past the table: rows that see it become NaN
+    return int32(first), int32(last)
+
+
+def tiles_of(lengths, request, ok):
+    """How many tiles of keys the request has."""
+    _, last = visible_tokens(lengths, request, ok)
+    return (last + (TILE - 1)) >> TILE_BITS
+
+
+def block_sum(smem, value):
+    """(sum of an int32 over the threads before this one, over all threads). At most 2^31 - 1: the host sees to it."""
+    thread = thread_index_anew()
+    lane = thread & 31
+    warp = thread >> 5
+    inclusive = value
+    for i in range(5):
+        distance = 1 << i
+        inclusive = inclusive + select(lane >= distance, shuffle_up(inclusive, distance), 0)
+    barrier()  # what stood there before has been read
+    set_shared_i32(smem + FOUND_AT + warp * 4, inclusive, lane == 31)
+    barrier()
+    before = inclusive - value
+    total = 0
+    for i in range(THREADS // 32):
+        of_warp = shared_i32(smem + FOUND_AT + i * 4)
+        before = before + select(i < warp, of_warp, 0)
+        total = total + of_warp
+    return before, total
+
+
+def total_units(smem, lengths, requests, overhead):
+    """Units of all requests together."""
+    total = 0
+    thread = thread_index_anew()
+    for start in range(0, requests, THREADS):
+        request = start + thread
+        ok = request < requests
+        units = select(ok, tiles_of(lengths, request, ok) + overhead, 0)
+        _, part = block_sum(smem, units)
+        total = total + part
+    return int32(total)
+
+
+def request_at(smem, lengths, requests, overhead, unit):
+    """(the request that a unit belongs to, its first unit)."""
+    thread = thread_index_anew()
+    found = 0
+    begin = 0
+    passed = 0
+    start = 0
+    searching = True
+    while searching:
+        request = start + thread
+        ok = request < requests
+        units = select(ok, tiles_of(lengths, request, ok) + overhead, 0)
+        before, part = block_sum(smem, units)
+        first = passed + before
+        here = (first <= unit) & (unit < first + units)
+        set_shared_i32(smem + FOUND_AT + 64, request, here)
+        set_shared_i32(smem + FOUND_AT + 68, first, here)
+        barrier()
+        if unit < passed + part:
+            found = shared_i32(smem + FOUND_AT + 64)
+            begin = shared_i32(smem + FOUND_AT + 68)
+            searching = False
+        passed = passed + part
+        start = start + THREADS
+    return int32(found), int32(begin)
+
+
+def teams_in_use(total, teams, at_least):
+    """Fewer teams than there are, when each would have less than `at_least` units."""
+    return smaller_int(teams, larger_int(quotient(total, at_least), 1))
+
+
+def first_unit_of(team, total, teams):
+    """The unit at which a team begins."""
+    return int32(quotient64(int64(team) * total, int64(teams)))
+
+
+def team_of(unit, total, teams):
+    """The team that takes a unit: the largest i with i * total // teams <= unit."""
+    return int32(quotient64((int64(unit) + 1) * teams - 1, int64(total)))

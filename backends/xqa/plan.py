@@ -1,0 +1,215 @@
+"""From a problem to what is launched: configuration, grids, scratch, and every argument of the two kernels.
+
+Everything here comes from shapes, strides, dtypes and the device; nothing is read from it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mla.backends.xqa.config import RANK, SHARED_LIMIT, SHARED_PER_SM, Config
+from mla.backends.xqa.specialize import KERNELS
+from mla.problem import Problem
+
+MERGE_THREADS = 128
+OVERHEAD = 2  # what a request costs besides its keys, in tiles
+AT_LEAST = 3  # tiles that a team must have before another team joins in
+MOST_STAGES = 4
+LONGEST = 1 << 30  # tokens that a table can be seen to hold
+LN_2 = 0.6931471805599453
+QUERY_WORD = 4  # bytes of a query that are loaded at once
+
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float8_e4m3fn: "e4m3", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What of a GPU matters: its compute capability, and how many multiprocessors it has."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is launched for a problem.
+
+    Attributes:
+        config: of both kernels.
+        requests: B, or in sparse mode B * Q: what has keys of its own. rows: query vectors that share them.
+        tiles: blocks that such a request takes. teams: groups of so many blocks; the decode grid is teams * tiles.
+        rows_per_block: of the merge kernel. merge_blocks: its grid.
+        part_rows: rows of partial results in scratch.
+    """
+
+    config: Config
+    requests: int
+    rows: int
+    tiles: int
+    teams: int
+    rows_per_block: int
+    merge_blocks: int
+    overhead: int = OVERHEAD
+    at_least: int = AT_LEAST
+
+    @property
+    def decode_blocks(self) -> int:
+        return self.teams * self.tiles
+
+    @property
+    def part_rows(self) -> int:
+        return 2 * self.teams * self.tiles * self.config.rows
+
+    @property
+    def scratch_bytes(self) -> tuple[int, int, int]:
+        """Of partial results, of their log-sum-exps, of the requests' first units; each a multiple of 16."""
+        sizes = (self.part_rows * RANK * 4, self.part_rows * 4, (self.requests + 1) * 4)
+        return tuple(-(-size // 16) * 16 for size in sizes)  # type: ignore[return-value]
+
+    @property
+    def merge_shared_bytes(self) -> int:
+        return 4 * self.teams
+
+
+_FLOATS = frozenset({"bmm1", "bmm2", "lse_unit"})
+_SMALL = frozenset(
+    {"page_size", "table_wide", "columns", "length_wide", "requests", "q_len", "heads", "teams", "tiles"}
+)
+_SMALL |= {"overhead", "at_least", "rows_per_block"}
+
+
+def argument_names(kernel: str) -> tuple[str, ...]:
+    """The parameters of a kernel, in order."""
+    kernel_function: Any = KERNELS[kernel]
+    return tuple(inspect.signature(kernel_function).parameters)
+
+
+def argument_type(name: str) -> str:
+    """The type of a kernel's parameter, in the words of `isa.py`: I64 for addresses and steps."""
+    return "F32" if name in _FLOATS else "I32" if name in _SMALL else "I64"
+
+
+def kind_of(problem: Problem) -> str:
+    query, cache = _SHORT[problem.query.dtype], _SHORT[problem.kv_cache.dtype]
+    return query if query == cache else f"{query}_on_{cache}"
+
+
+def _multiples(tensor: torch.Tensor, size: int, axes: range) -> bool:
+    """Whether the tensor begins at a multiple of `size` bytes, and so does every step along these axes."""
+    element = tensor.element_size()
+    steps = all(tensor.stride(axis) * element % size == 0 for axis in axes if tensor.shape[axis] > 1)
+    return steps and tensor.data_ptr() % size == 0
+
+
+def configure(problem: Problem, out: torch.Tensor, machine: Machine) -> Config:
+    """The configuration that suits a problem on a machine."""
+    p = problem
+    rows = p.num_heads if p.is_sparse else p.num_heads * p.q_len
+    form = Config(
+        kind=kind_of(p),
+        row_tiles=1 if rows <= 16 else 2,
+        sparse=p.is_sparse,
+        aligned=_multiples(p.kv_cache, 16, range(2)) and _multiples(p.query, QUERY_WORD, range(3)),
+        out=_SHORT[out.dtype],
+        out_pairs=_multiples(out, 2 * out.element_size(), range(3)),
+        dependent=machine.capability >= (9, 0) and p.enable_pdl is not False,
+    )
+    return fit(form, machine.capability)
+
+
+def fit(form: Config, capability: tuple[int, int]) -> Config:
+    """The configuration with as many blocks per multiprocessor and stages as the chip has shared memory for."""
+    for blocks in (2, 1) if form.row_tiles == 1 else (1,):
+        room = min(SHARED_LIMIT[capability], SHARED_PER_SM[capability] // blocks - 1024)
+        for stages in range(MOST_STAGES, 1, -1):
+            config = replace(form, stages=stages, blocks_per_sm=blocks)
+            if config.shared_bytes <= room:
+                return config
+    raise ValueError(f"no configuration of {form} fits into the shared memory of sm_{capability[0]}{capability[1]}")
+
+
+def plan_for(problem: Problem, out: torch.Tensor, machine: Machine, *, teams: int | None = None) -> Plan:
+    """The plan. `teams` is how many groups of blocks share the work; by default as many as run at once."""
+    p = problem
+    config = configure(p, out, machine)
+    requests, rows = (p.batch * p.q_len, p.num_heads) if p.is_sparse else (p.batch, p.q_len * p.num_heads)
+    tiles = -(-rows // config.rows)
+    at_once = machine.multiprocessors * config.blocks_per_sm
+    if teams is None:
+        teams = max(at_once // tiles, 1)
+    rows_per_block = min(-(-requests * rows // (16 * machine.multiprocessors)), rows)
+    merge_blocks = requests * -(-rows // rows_per_block)
+    return Plan(config, requests, rows, tiles, teams, rows_per_block, merge_blocks)
+
+
+def _steps(tensor: torch.Tensor, *axes: int) -> list[int]:
+    return [tensor.stride(axis) * tensor.element_size() for axis in axes]
+
+
+def arguments(
+    problem: Problem,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    plan: Plan,
+    scratch: tuple[int, int, int],
+) -> dict[str, Any]:
+    """Every argument of both kernels, by name; scratch: the addresses of its three parts."""
+    p = problem
+    query_request, query_token, query_head = _steps(p.query, 0, 1, 2)
+    page_step, token_step = _steps(p.kv_cache, 0, 1)
+    table_steps = _steps(p.block_tables, *range(p.block_tables.ndim))
+    out_request, out_token, out_head = _steps(out, 0, 1, 2)
+    lse_request, lse_token, lse_head = (0, 0, 0) if lse is None else _steps(lse, 0, 1, 2)
+    columns = p.table_width
+    room = columns if p.is_sparse else columns * p.page_size
+    scales: dict[str, Any] = {}
+    for name, scale in (("bmm1", p.bmm1_scale), ("bmm2", p.bmm2_scale)):
+        is_tensor = isinstance(scale, torch.Tensor)
+        scales[name] = 0.0 if is_tensor else scale
+        scales[f"{name}_at"] = scale.data_ptr() if isinstance(scale, torch.Tensor) else 0
+    return scales | {
+        "query": p.query.data_ptr(),
+        "query_request": query_request,
+        "query_token": query_token,
+        "query_head": query_head,
+        "pool": p.kv_cache.data_ptr(),
+        "page_step": page_step,
+        "token_step": token_step,
+        "pages": p.num_pages,
+        "page_size": p.page_size,
+        "table": p.block_tables.data_ptr(),
+        "table_request": table_steps[0],
+        "table_token": table_steps[1] if p.is_sparse else 0,
+        "table_column": table_steps[-1],
+        "table_wide": int(p.block_tables.dtype is torch.int64),
+        "columns": columns,
+        "lengths": p.seq_lens.data_ptr(),
+        "length_step": _steps(p.seq_lens, 0)[0],
+        "length_wide": int(p.seq_lens.dtype is torch.int64),
+        "room": min(room, LONGEST),
+        "out": out.data_ptr(),
+        "out_request": out_request,
+        "out_token": out_token,
+        "out_head": out_head,
+        "lse": 0 if lse is None else lse.data_ptr(),
+        "lse_request": lse_request,
+        "lse_token": lse_token,
+        "lse_head": lse_head,
+        "lse_unit": 1.0 if p.lse_base == "base2" else LN_2,
+        "sinks": 0 if p.sinks is None else p.sinks.data_ptr(),
+        "parts": scratch[0],
+        "part_lse": scratch[1],
+        "begins": scratch[2],
+        "requests": plan.requests,
+        "q_len": p.q_len,
+        "heads": p.num_heads,
+        "teams": plan.teams,
+        "tiles": plan.tiles,
+        "overhead": plan.overhead,
+        "at_least": plan.at_least,
+        "rows_per_block": plan.rows_per_block,
+    }
