@@ -93,7 +93,7 @@ def shape_of(
     tiles = -(-rows // tile.rows)
     teams = max(sms // tiles, 1)
     piece = PIECE_KEYS // tile.keys if p.deterministic else 0
-    merge = merge_for(min(items, teams) * rows, p.deterministic) if p.capability else Merge(R, 16, 4)
+    merge = merge_for(min(items, teams) * rows, p.deterministic) if p.capability else Merge(4, R, 8, 4)
     by_team = not piece and teams < items
     scan = next((size for size in SCANS if items <= size), SCANS[-1])
     common = dict(
@@ -129,8 +129,8 @@ def shape_of(
     }  # fmt: skip
     return Shape(
         tile=tile, merge=merge, items=items, tiles=tiles, teams=teams, decode_grid=teams * tiles,
-        merge_grid=(teams if by_team else items) * rows * (R // merge.cols), decode_constants=decode,
-        merge_constants=common | dict(BN=tile.keys, PARTS=merge.parts, MC=merge.cols, BY_TEAM=by_team),
+        merge_grid=(teams if by_team else items) * -(-rows // merge.rows) * (R // merge.cols), decode_constants=decode,
+        merge_constants=common | dict(BN=tile.keys, PARTS=merge.parts, MR=merge.rows, MC=merge.cols, BY_TEAM=by_team),
         strides=strides, parts=2 * teams, piece=piece,
     )  # fmt: skip
 
@@ -158,8 +158,8 @@ def ahead_of_time(
     folder = "mla.backends.trtllm_gen"
     short = {"bf16": "bf16", "fp8e4nv": "e4m3"}[dtype]
     if isinstance(how, Merge):
-        ref, name = f"{folder}.merge_kernel:merge_kernel", f"merge, {how.parts} parts x {how.cols} columns"
-        constants = common | dict(BM=16, BN=64, PARTS=how.parts, MC=how.cols, BY_TEAM=True)
+        ref, name = f"{folder}.merge_kernel:merge_kernel", f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns"
+        constants = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
         warps = how.warps
     else:
         kind = "Hopper" if how.hopper else "portable"

@@ -98,8 +98,8 @@ def compile_here(job: JobDict) -> dict[str, Any]:
     kernel = find_kernel(job["kernel_ref"])
     names = kernel.arg_names
     signature = signature_of(kernel, job)
-    constants = {(names.index(name),): value for name, value in job["constants"].items()}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in job["divisible_by_16"]}
+    constants = {(names.index(name),): value for name, value in job["constants"].items() if name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in job["divisible_by_16"] if name in names}
     major, minor = job["chip"]
     target = GPUTarget("cuda", major * 10 + minor, 32)
     options = {"num_warps": job["num_warps"], "num_stages": job["num_stages"], **job["options"]}
@@ -116,6 +116,7 @@ def compile_here(job: JobDict) -> dict[str, Any]:
     return {
         "seconds": seconds,
         "shared_bytes": compiled.metadata.shared,
+        "tensor_memory": compiled.metadata.tmem_size,
         "instructions": dict(classes),
         "matrix_instructions": {
             name: count for name, count in counts.items() if name.partition(".")[0].endswith("MMA")

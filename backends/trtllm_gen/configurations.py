@@ -38,7 +38,8 @@ _MEDIUM_16 = {16: Tile(16, 32, 4, 5), 32: Tile(32, 32, 4, 4), 64: Tile(64, 32, 8
 _SMALL_16 = {16: Tile(16, 32, 4, 4), 32: Tile(32, 16, 4, 4), 64: Tile(64, 16, 8, 3)}
 _LARGE_8 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 64, 8, 3), 64: Tile(64, 64, 8, 2)}
 _SMALL_8 = {16: Tile(16, 32, 4, 3), 32: Tile(32, 32, 8, 3), 64: Tile(64, 32, 8, 2)}
-_HOPPER = {16: Tile(16, 64, 4, 2, True, 128), 32: Tile(32, 64, 4, 2, True, 128), 64: Tile(64, 64, 8, 2, True, 72)}
+_HOPPER_16 = {16: Tile(16, 64, 4, 2, True, 128), 32: Tile(32, 64, 4, 2, True, 128), 64: Tile(64, 64, 8, 2, True, 72)}
+_HOPPER_8 = {16: Tile(16, 64, 4, 2, True, 104), 32: Tile(32, 64, 4, 2, True, 104)}
 
 _BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
     (8, 0): (_MEDIUM_16, _SMALL_8),
@@ -62,16 +63,18 @@ def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool) ->
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if chip is None:
         return INTERPRETED[height]
-    if chip == (9, 0) and hopper and cache_bytes == 2:
-        return _HOPPER[height]
+    hoppers = _HOPPER_16 if cache_bytes == 2 else _HOPPER_8
+    if chip == (9, 0) and hopper and height in hoppers:
+        return hoppers[height]
     two_bytes, one_byte = _BY_CHIP[chip]
     return (two_bytes if cache_bytes == 2 else one_byte)[height]
 
 
 @dataclass(frozen=True)
 class Merge:
-    """How one merge program works: `cols` columns of a row, `parts` parts at a time."""
+    """How one merge program works: `rows` rows, `cols` of their columns, `parts` parts at a time."""
 
+    rows: int
     cols: int
     parts: int
     warps: int
@@ -80,8 +83,12 @@ class Merge:
 def merge_for(rows: int, deterministic: bool) -> Merge:
     """Few rows in all are split among more programs. In deterministic mode nothing depends on how many there are."""
     if deterministic:
-        return Merge(128, 16, 4)
-    return Merge(64, 128, 4) if rows < 264 else Merge(512, 4, 2)
+        return Merge(1, 128, 16, 4)
+    if rows < 264:
+        return Merge(1, 64, 128, 4)
+    if rows < 1056:
+        return Merge(1, 512, 4, 2)
+    return Merge(4, 512, 4, 4) if rows < 4096 else Merge(8, 512, 2, 4)
 
 
 @dataclass(frozen=True)
@@ -116,4 +123,6 @@ def _shipped(chip: Chip) -> Iterator[Shipped]:
         yield ahead_of_time(tile_for(chip, 16, 2, hopper=False), "bf16", heads=16, q_len=1)
         yield ahead_of_time(tile_for(chip, 128, 2, hopper=False), "bf16", heads=128, q_len=1)
     yield ahead_of_time(merge_for(16, False), "bf16", heads=16, q_len=1)
+    yield ahead_of_time(merge_for(512, False), "bf16", heads=16, q_len=1)
     yield ahead_of_time(merge_for(2048, False), "bf16", heads=16, q_len=1)
+    yield ahead_of_time(merge_for(8192, False), "bf16", heads=16, q_len=1)

@@ -21,8 +21,10 @@ ROPE = tl.constexpr(64)
 def read_scale(scale, IS_TENSOR: tl.constexpr):
     """A scale as a number: given as one, or read from the device now."""
     if IS_TENSOR:
-        return tl.load(scale)
-    return scale
+        number = tl.load(scale)
+    else:
+        number = scale
+    return number
 
 
 @triton.jit

@@ -230,6 +230,37 @@ def load_warps(
 
 
 @gluon.jit
+def widen_warps(
+    keys, values, full, empty, values_full, values_empty, lens_ptr, lo, hi, item, before, stride_lens, items, most,
+    Q_LEN: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, OVERHEAD: gl.constexpr,
+):  # fmt: skip
+    """The widening group of e4m3 caches: values become fp16, exactly, since 8-bit ones could not be read across keys."""
+    PART: gl.constexpr = 16
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])  # 16 bytes of fp16: no bank conflict
+    count = gl.to_tensor(0)
+    while before < hi:
+        here, length, blocks, pieces, first, last = span_of(
+            item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
+        )
+        begin, end = first, last
+        if PIECE:
+            begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
+        for _ in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
+            place = count % STAGES
+            mbarrier.wait(full.index(place), (count // STAGES) & 1)
+            mbarrier.wait(values_empty.index(count % 2), ((count // 2) & 1) ^ 1)
+            for part in gl.static_range(BN // PART):
+                some = keys.index(place).slice(part * PART, PART, 0).load(WIDE)
+                values.index(count % 2).slice(part * PART, PART, 0).store(some.to(gl.float16))
+            fence_async_shared()
+            mbarrier.arrive(empty.index(place), count=1)
+            mbarrier.arrive(values_full.index(count % 2), count=1)
+            count += 1
+        before += pieces + OVERHEAD
+        item += 1
+
+
+@gluon.jit
 def per_row(x, SWAP: gl.constexpr):
     """[BM] spread over keys or columns."""
     return x[None, :] if SWAP else x[:, None]
@@ -278,7 +309,7 @@ def add_values(keys, p, weight_smem, acc, ACC: gl.constexpr, SWAP: gl.constexpr)
 
 @gluon.jit
 def compute_warps(
-    keys, ropes, bias, full, empty, q_smem, q_rope_smem, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr, sinks_ptr,
+    keys, ropes, values, bias, full, empty, values_full, values_empty, q_smem, q_rope_smem, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr, sinks_ptr,
     scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team, stride_q_request, stride_q_token,
     stride_q_head, stride_lens, stride_sink, stride_out_request, stride_out_token, stride_out_head, stride_lse_request,
     stride_lse_token, stride_lse_head, items, tiles, most, Q_LEN: gl.constexpr, HEADS: gl.constexpr,
@@ -287,8 +318,9 @@ def compute_warps(
 ):  # fmt: skip
     """The computing group: scores, softmax and values of every block in the order of the ring, rows at the end."""
     SWAP: gl.constexpr = BM < 64
+    NARROW: gl.constexpr = VEC == 16  # e4m3
     WARPS: gl.constexpr = gl.num_warps()
-    SCORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, WARPS // 4], [16, BM if SWAP else 32, 16])
+    SCORE: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, WARPS // 4], [16, BM if SWAP else 32, 2 * VEC])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, WARPS // 4], [16, BM if SWAP else 256, 16])
     KEYS: gl.constexpr = 0 if SWAP else 1  # the axis of keys (and of columns)
     PER_ROW: gl.constexpr = gl.SliceLayout(KEYS, SCORE)
@@ -346,6 +378,8 @@ def compute_warps(
                 fence_async_shared()
                 joins = bias.index(place).load(gl.SliceLayout(1 - KEYS, SCORE))
                 raw = scores_of(keys.index(place), ropes.index(place), q_smem, q_rope_smem, SCORE, BM, SWAP)
+                if NARROW:
+                    mbarrier.arrive(empty.index(place), count=1)
                 s = raw * scale + per_key(joins, SWAP)
                 if CAUSAL:
                     seen = per_key(block * BN + offsets, SWAP) <= per_row(length - Q_LEN + row // HEADS, SWAP)
@@ -353,8 +387,14 @@ def compute_warps(
                 p, rescale, m = softmax_step(s, m, KEYS, SWAP)
                 weights = weights * per_row(rescale, SWAP) + p
                 acc = acc * per_row(gl.convert_layout(rescale, ACC_ROW), SWAP)
-                acc = add_values(keys.index(place), p, weight_smem, acc, ACC, SWAP)
-                mbarrier.arrive(empty.index(place), count=1)
+                if NARROW:
+                    mbarrier.wait(values_full.index(count % 2), (count // 2) & 1)
+                    fence_async_shared()
+                    acc = add_values(values.index(count % 2), p, weight_smem, acc, ACC, SWAP)
+                    mbarrier.arrive(values_empty.index(count % 2), count=1)
+                else:
+                    acc = add_values(keys.index(place), p, weight_smem, acc, ACC, SWAP)
+                    mbarrier.arrive(empty.index(place), count=1)
                 count += 1
             m = gl.convert_layout(m, ACC_ROW)
             weight = gl.convert_layout(gl.sum(weights, KEYS), ACC_ROW)  # [BM]
@@ -433,13 +473,23 @@ def hopper_kernel(
     )
     q_smem = gl.allocate_shared_memory(DTYPE, [BM, R], gl.NVMMASharedLayout.get_default_for([BM, R], DTYPE))
     q_rope_smem = gl.allocate_shared_memory(DTYPE, [BM, ROPE], gl.NVMMASharedLayout.get_default_for([BM, ROPE], DTYPE))
-    weight_smem = gl.allocate_shared_memory(DTYPE, [BN, BM], gl.NVMMASharedLayout.get_default_for([BN, BM], DTYPE))
+    NARROW: gl.constexpr = VEC == 16
+    HALF: gl.constexpr = gl.float16 if NARROW else DTYPE  # of weights and values
+    weight_smem = gl.allocate_shared_memory(HALF, [BN, BM], gl.NVMMASharedLayout.get_default_for([BN, BM], HALF))
     bias = gl.allocate_shared_memory(gl.float32, [STAGES, BN], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=129)  # one arrival per loading thread and one of them all
-        mbarrier.init(empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2 if NARROW else 1)
+    values, values_full, values_empty = keys, full, empty  # a 16-bit key holds its value
+    if NARROW:
+        values = gl.allocate_shared_memory(HALF, [2, BN, R], gl.NVMMASharedLayout.get_default_for([BN, R], HALF))
+        values_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        values_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(2):
+            mbarrier.init(values_full.index(i), count=1)
+            mbarrier.init(values_empty.index(i), count=1)
     if PDL:
         gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         gl.inline_asm_elementwise(
@@ -462,27 +512,60 @@ def hopper_kernel(
     if TENSOR_2:
         out_scale = gl.load(bmm2)
     scale = scale * LOG2E
-    gl.warp_specialize(
-        [
-            (
-                compute_warps,
+    if NARROW:
+        gl.warp_specialize(
+            [
                 (
-                    keys, ropes, bias, full, empty, q_smem, q_rope_smem, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr,
-                    sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
-                    stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request,
-                    stride_out_token, stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles,
-                    most, Q_LEN, HEADS, SPARSE, STAGES, PIECE, OVERHEAD, BM, VEC, HAS_SINKS, HAS_LSE, BASE_E,
+                    compute_warps,
+                    (
+                        keys, ropes, values, bias, full, empty, values_full, values_empty, q_smem, q_rope_smem, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr,
+                        sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
+                        stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request,
+                        stride_out_token, stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles,
+                        most, Q_LEN, HEADS, SPARSE, STAGES, PIECE, OVERHEAD, BM, VEC, HAS_SINKS, HAS_LSE, BASE_E,
+                    ),
                 ),
-            ),
-            (
-                load_warps,
                 (
-                    keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
-                    stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
-                    Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
+                    load_warps,
+                    (
+                        keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
+                        stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
+                        Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
+                    ),
                 ),
-            ),
-        ],
-        [4],
-        [REGISTERS],
-    )  # fmt: skip
+                (
+                    widen_warps,
+                    (
+                        keys, values, full, empty, values_full, values_empty, lens_ptr, lo, hi, item, before, stride_lens, items,
+                        most, Q_LEN, SPARSE, STAGES, PIECE, OVERHEAD,
+                    ),
+                ),
+            ],
+            [4, 4],
+            [REGISTERS, REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    compute_warps,
+                    (
+                        keys, ropes, values, bias, full, empty, values_full, values_empty, q_smem, q_rope_smem, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr,
+                        sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
+                        stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request,
+                        stride_out_token, stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles,
+                        most, Q_LEN, HEADS, SPARSE, STAGES, PIECE, OVERHEAD, BM, VEC, HAS_SINKS, HAS_LSE, BASE_E,
+                    ),
+                ),
+                (
+                    load_warps,
+                    (
+                        keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
+                        stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
+                        Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
+                    ),
+                ),
+            ],
+            [4],
+            [REGISTERS],
+        )  # fmt: skip

@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,9 @@ SHARED_LIMITS: dict[Chip, int] = {
 }
 """Bytes of shared memory that one block may have, by compute capability: the CUDA programming guide's table."""
 
+TENSOR_MEMORY_LIMIT = 512
+"""Columns of tensor memory that a multiprocessor has, on the chips that have one (10.x)."""
+
 LOADS = ("LDG", "LDGSTS", "UTMALDG", "LDSM")
 BARRIERS = ("BAR", "SYNCS")
 
@@ -46,7 +50,7 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """One kernel for one chip.
+    """One kernel for one chip. Names that the kernel does not have are ignored: configurations share what they can.
 
     Attributes:
         name: what the configuration is called.
@@ -81,6 +85,7 @@ class MachineCode:
         stack_bytes: per thread, spilled registers and local arrays together.
         spill_stores, spill_loads: bytes per thread that the compiler had no register for.
         shared_bytes: per block.
+        tensor_memory: columns per block.
         instructions: opcode without its modifiers -> how often it stands in the code.
         matrix_instructions: the same for the tensor cores' opcodes, with modifiers.
         serialized: the compiler's reasons for running warp-group matrix instructions one after another.
@@ -95,6 +100,7 @@ class MachineCode:
     spill_stores: int = 0
     spill_loads: int = 0
     shared_bytes: int = 0
+    tensor_memory: int = 0
     instructions: Mapping[str, int] = field(default_factory=dict)
     matrix_instructions: Mapping[str, int] = field(default_factory=dict)
     serialized: tuple[str, ...] = ()
@@ -108,8 +114,11 @@ class MachineCode:
 
     @property
     def fits(self) -> bool:
-        """Whether the chip has the shared memory that a block asks for."""
-        return self.shared_bytes <= SHARED_LIMITS[self.chip]
+        """Whether the chip has the shared and the tensor memory that a block asks for.
+
+        With too much tensor memory Triton makes a kernel of it that only traps.
+        """
+        return self.shared_bytes <= SHARED_LIMITS[self.chip] and self.tensor_memory <= TENSOR_MEMORY_LIMIT
 
 
 def compile_ahead(
@@ -178,9 +187,14 @@ def table(codes: Iterable[MachineCode]) -> str:
 def _row(code: MachineCode) -> list[str]:
     first = [f"sm_{code.chip[0]}{code.chip[1]}", code.name]
     if code.error:
-        return [*first, *[""] * 6, f"does not compile: {code.error.splitlines()[0]}"]
+        lines = code.error.splitlines()
+        why = next((line for line in lines if line.startswith("ptxas ")), lines[0])
+        return [*first, *[""] * 6, f"does not compile: {re.sub(r'/[^ ]*[.]ptx, ', '', why)}"]
     remarks = [reason.partition(":")[0] for reason in code.serialized]
-    remarks += [] if code.fits else ["does not fit"]
+    if code.tensor_memory > TENSOR_MEMORY_LIMIT:
+        remarks.append(f"does not fit: {code.tensor_memory} columns of tensor memory")
+    elif not code.fits:
+        remarks.append("does not fit")
     return [
         *first,
         str(code.registers),

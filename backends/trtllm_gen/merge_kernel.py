@@ -20,20 +20,22 @@ def merge_kernel(
     items: tl.int32, teams: tl.int32, tiles: tl.int32, most: tl.int32,
     Q_LEN: tl.constexpr, HEADS: tl.constexpr, SPARSE: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
     BASE_E: tl.constexpr, TENSOR_2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr,
-    OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr, SCAN: tl.constexpr, ONCE: tl.constexpr, PARTS: tl.constexpr, MC: tl.constexpr,
+    OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr, SCAN: tl.constexpr, ONCE: tl.constexpr, PARTS: tl.constexpr, MR: tl.constexpr, MC: tl.constexpr,
     BY_TEAM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row of one item, MC of its R columns, PARTS parts at a time.
+    """MR rows of one item, MC of their R columns, PARTS parts at a time.
 
-    Grid: (items or teams) * rows * (R / MC). With fewer teams than items (BY_TEAM) there is a program per team: the team
+    Grid: (items or teams) * ceil(rows / MR) * (R / MC). With fewer teams than items (BY_TEAM) there is a program per team: the team
     that ends a cut item merges it, and it ends at most one that it did not begin.
     """
     ROWS: tl.constexpr = HEADS if SPARSE else Q_LEN * HEADS
     CHUNKS: tl.constexpr = R // MC
     pid = tl.program_id(0)
+    GROUPS: tl.constexpr = (ROWS + MR - 1) // MR
     cols = (pid % CHUNKS) * MC + tl.arange(0, MC)  # [MC]
-    row = pid // CHUNKS % ROWS
-    index = pid // CHUNKS // ROWS
+    row = (pid // CHUNKS % GROUPS) * MR + tl.arange(0, MR)  # [MR]
+    row_live = row < ROWS
+    index = pid // CHUNKS // GROUPS
     if BY_TEAM:
         total, used, item, before = locate(
             index, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
@@ -60,46 +62,48 @@ def merge_kernel(
         tl.extra.cuda.gdc_wait()  # the parts are written now
     if merges & (item < items):
         tile = row // BM
-        top = tl.full([], float("-inf"), tl.float32)
-        weight = tl.zeros([], tl.float32)
-        acc = tl.zeros([MC], tl.float32)
+        top = tl.full([MR], float("-inf"), tl.float32)
+        weight = tl.zeros([MR], tl.float32)
+        acc = tl.zeros([MR, MC], tl.float32)
         for start in range(0, parts, PARTS):
             part = start + tl.arange(0, PARTS)
-            live = part < parts
             if PIECE:
                 slot = (before + part).to(tl.int64)
             else:
                 slot = ((first_team + part) * 2 + (part == 0).to(tl.int32)).to(tl.int64)
-            part_row = (slot * tiles + tile) * BM + row % BM  # [PARTS]
+            part_row = (slot[:, None] * tiles + tile[None, :]) * BM + (row % BM)[None, :]  # [PARTS, MR]
+            live = (part < parts)[:, None] & row_live[None, :]
             lse = tl.load(part_lse_ptr + part_row, mask=live, other=float("-inf"))
-            value = tl.load(
-                part_ptr + part_row[:, None] * R + cols[None, :], mask=live[:, None], other=0.0
-            )  # [PARTS, MC]
+            at = part_ptr + part_row[:, :, None] * R + cols[None, None, :]
+            value = tl.load(at, mask=live[:, :, None], other=0.0)  # [PARTS, MR, MC]
             new_top = tl.maximum(top, tl.max(lse, 0))
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
-            share = tl.exp2(lse - base)  # [PARTS]
+            share = tl.exp2(lse - base[None, :])  # [PARTS, MR]
             rescale = tl.exp2(top - base)
-            acc = acc * rescale + tl.sum(value * share[:, None], 0)
+            acc = acc * rescale[:, None] + tl.sum(value * share[:, :, None], 0)
             weight = weight * rescale + tl.sum(share, 0)
             top = new_top
         head = row % HEADS
         if HAS_SINKS:
-            sink = tl.load(sinks_ptr + head.to(tl.int64) * stride_sink) * LOG2E
+            sink = tl.load(sinks_ptr + head.to(tl.int64) * stride_sink, mask=row_live, other=0.0) * LOG2E
             new_top = tl.maximum(top, sink)
             base = tl.where(new_top == float("-inf"), 0.0, new_top)
             rescale = tl.exp2(top - base)
-            acc = acc * rescale
+            acc = acc * rescale[:, None]
             weight = weight * rescale + tl.exp2(sink - base)
             top = new_top
         if SPARSE:
-            request, token = item // Q_LEN, item % Q_LEN
+            request = item // Q_LEN
+            token = tl.zeros([MR], tl.int32) + item % Q_LEN
         else:
-            request, token = item, row // HEADS
+            request = item
+            token = row // HEADS
         request, token, head = request.to(tl.int64), token.to(tl.int64), head.to(tl.int64)
-        result = acc * (tl.where(weight == 0.0, 0.0, 1.0 / weight) * read_scale(bmm2, TENSOR_2))
+        factor = tl.where(weight == 0.0, 0.0, 1.0 / weight) * read_scale(bmm2, TENSOR_2)
+        result = (acc * factor[:, None]).to(out_ptr.dtype.element_ty)
         out_row = request * stride_out_request + token * stride_out_token + head * stride_out_head
-        tl.store(out_ptr + out_row + cols, result.to(out_ptr.dtype.element_ty))
+        tl.store(out_ptr + out_row[:, None] + cols[None, :], result, mask=row_live[:, None])
         if HAS_LSE and pid % CHUNKS == 0:
             lse_row = request * stride_lse_request + token * stride_lse_token + head * stride_lse_head
             log = tl.where(top == float("-inf"), 0.0, top) + tl.log2(weight)
-            tl.store(lse_ptr + lse_row, log * LN2 if BASE_E else log)
+            tl.store(lse_ptr + lse_row, log * LN2 if BASE_E else log, mask=row_live)

@@ -1,13 +1,16 @@
 """One configuration of the kernels: what is fixed when they are compiled, and every size that follows from it.
 
-    kind             query    cache    QK^T multiplies      a step takes   PV multiplies
-    bf16             bf16     bf16     bf16                 16 dims, 32 B  bf16
-    fp16             fp16     fp16     fp16                 16 dims, 32 B  fp16
-    e4m3             e4m3     e4m3     e4m3                 32 dims, 32 B  fp16, values widened in registers
-    bf16_on_e4m3     bf16     e4m3     bf16, keys widened   16 dims, 16 B  fp16, values widened in registers
-    fp16_on_e4m3     fp16     e4m3     fp16, keys widened   16 dims, 16 B  fp16, values widened in registers
+    kind             query    cache    QK^T multiplies            a step takes    PV multiplies
+    bf16             bf16     bf16     bf16                       16 dims, 32 B   bf16
+    fp16             fp16     fp16     fp16                       16 dims, 32 B   fp16
+    e4m3             e4m3     e4m3     e4m3                       32 dims, 32 B   fp16, values widened in registers
+    e4m3_by_fp16     e4m3     e4m3     fp16, both widened         16 dims, 16 B   fp16, values widened in registers
+    bf16_on_e4m3     bf16     e4m3     bf16, keys widened         16 dims, 16 B   fp16, values widened in registers
+    fp16_on_e4m3     fp16     e4m3     fp16, keys widened         16 dims, 16 B   fp16, values widened in registers
 
 Softmax weights meet e4m3 values as fp16: e4m3 is a part of fp16, so the values are exact and the weights keep 11 bits.
+Chips whose tensor cores do not multiply e4m3 by `mma.sync` (sm_90, sm_100) take "e4m3_by_fp16": the instruction exists
+there, but is made of conversions of both operands, and of the query's again for each tile.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ SHARED_LIMIT = {
 SHARED_PER_SM = {capability: limit + 1024 for capability, limit in SHARED_LIMIT.items()}
 """Compute capability -> bytes that all blocks of a multiprocessor share; each costs 1024 more than it asks for."""
 
-KINDS = ("bf16", "fp16", "e4m3", "bf16_on_e4m3", "fp16_on_e4m3")
+KINDS = ("bf16", "fp16", "e4m3", "e4m3_by_fp16", "bf16_on_e4m3", "fp16_on_e4m3")
+MULTIPLIES_E4M3 = frozenset({(8, 9), (12, 0), (12, 1)})
+"""Chips with e4m3 tensor cores behind `mma.sync`."""
 
 
 def _bits(power_of_two: int) -> int:
@@ -72,12 +77,17 @@ class Config:
     @property
     def eight_bit(self) -> bool:
         """The cache is e4m3."""
-        return self.kind.endswith("e4m3")
+        return "e4m3" in self.kind
 
     @property
     def widened(self) -> bool:
-        """Keys are widened to the query's format before they meet it."""
-        return "_on_" in self.kind
+        """Keys are widened before they meet the query."""
+        return self.eight_bit and self.kind != "e4m3"
+
+    @property
+    def multiplies(self) -> str:
+        """The format in which queries meet keys."""
+        return "fp16" if self.kind == "e4m3_by_fp16" else self.kind.partition("_")[0]
 
     @property
     def rows(self) -> int:
@@ -164,6 +174,7 @@ class Config:
             "SPAN": min(self.tile * self.rows // THREADS, 4),
             "EIGHT_BIT": self.eight_bit,
             "WIDENED": self.widened,
+            "EIGHT_BIT_QUERY": self.kind.startswith("e4m3"),
             "SPARSE": self.sparse,
             "DEPENDENT": self.dependent,
         }

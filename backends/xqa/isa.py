@@ -37,7 +37,7 @@ def thread_index_anew() -> I32:
     """The same, asked for again: what is computed from it is computed here, and not kept in registers from before."""
 
 
-@instruction("mov.u32 <d>, %ctaid.x;")
+@instruction("mov.u32 <d>, %ctaid.x;", effect=True)
 def block_index() -> I32:
     """The block's number in the grid. (9.2, special registers)"""
 
@@ -238,6 +238,10 @@ def set_shared_f32x2(address: I32, value: F2) -> None: ...
 
 @instruction("st.shared.u32 [<address>], <value>;", effect=True)
 def set_shared_u32(address: I32, value: U32) -> None: ...
+
+
+@instruction("st.shared.v2.u32 [<address>], <value>;", effect=True)
+def set_shared_u32x2(address: I32, value: U2) -> None: ...
 
 
 @instruction(_PREDICATE + "@p st.shared.s32 [<address>], <value>; }", effect=True)

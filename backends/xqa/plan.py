@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mla.backends.xqa.config import RANK, SHARED_LIMIT, SHARED_PER_SM, Config
+from mla.backends.xqa.config import MULTIPLIES_E4M3, RANK, SHARED_LIMIT, SHARED_PER_SM, Config
 from mla.backends.xqa.specialize import KERNELS
 from mla.problem import Problem
 
@@ -93,9 +93,12 @@ def argument_type(name: str) -> str:
     return "F32" if name in _FLOATS else "I32" if name in _SMALL else "I64"
 
 
-def kind_of(problem: Problem) -> str:
+def kind_of(problem: Problem, capability: tuple[int, int]) -> str:
+    """Which of `config.KINDS` a problem is on a chip."""
     query, cache = _SHORT[problem.query.dtype], _SHORT[problem.kv_cache.dtype]
-    return query if query == cache else f"{query}_on_{cache}"
+    if query != cache:
+        return f"{query}_on_{cache}"
+    return "e4m3_by_fp16" if query == "e4m3" and capability not in MULTIPLIES_E4M3 else query
 
 
 def _multiples(tensor: torch.Tensor, size: int, axes: range) -> bool:
@@ -110,7 +113,7 @@ def configure(problem: Problem, out: torch.Tensor, machine: Machine) -> Config:
     p = problem
     rows = p.num_heads if p.is_sparse else p.num_heads * p.q_len
     form = Config(
-        kind=kind_of(p),
+        kind=kind_of(p, machine.capability),
         row_tiles=1 if rows <= 16 else 2,
         sparse=p.is_sparse,
         aligned=_multiples(p.kv_cache, 16, range(2)) and _multiples(p.query, QUERY_WORD, range(3)),

@@ -32,9 +32,9 @@ def _helpers(kernel: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
 
 def choices(config: Config) -> dict[str, str]:
     """Name in the kernels -> name of the function that this configuration takes for it."""
-    query = "e4m3" if config.kind == "e4m3" else config.kind.partition("_")[0]
+    query = config.multiplies
     value = "fp16" if config.eight_bit else query
-    narrow_query = "word_of_bytes" if query == "e4m3" else "word_of_halves"
+    narrow_query = "word_of_bytes" if config.kind.startswith("e4m3") else "word_of_halves"
     return {
         "mma_scores": f"mma_{query}",
         "mma_values": f"mma_{value}",

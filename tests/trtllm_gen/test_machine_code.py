@@ -73,6 +73,7 @@ def test_a_decent_kernel_uses_the_chip_s_tensor_cores_and_spills_nothing(chip: C
     assert not code.spills
     assert code.fits
     assert code.shared_bytes > 0
+    assert (code.tensor_memory > 0) == (chip[0] == 10)
     assert code.instructions[MATRIX[chip]] > 0
     assert sum(code.matrix_instructions.values()) == code.instructions[MATRIX[chip]]
     assert set(code.instructions) & LONG_COPIES
@@ -96,6 +97,17 @@ def test_a_kernel_that_is_too_large_for_the_chip_is_noticed(chip: Chip, codes: A
     assert not code.fits
     assert code.shared_bytes > SHARED_LIMITS[chip]
     assert all(reason.startswith("C75") for reason in code.serialized)  # Triton 3.6 makes such code of it for sm_90
+
+
+@pytest.mark.parametrize("chip", [(10, 0), (10, 3)], ids=chip_id)
+def test_a_kernel_that_is_too_large_for_tensor_memory_is_noticed(chip: Chip) -> None:
+    large = replace(product(chip, 128, 512, 32, 1, 8), kernel_ref=f"{FILE}:two_products_kernel")
+    (code,) = compile_all([large])
+    assert code.error == ""
+    assert code.shared_bytes < SHARED_LIMITS[chip]
+    assert code.tensor_memory > 512
+    assert not code.fits
+    assert code.matrix_instructions == {}  # a trap and nothing else
 
 
 def test_the_reasons_for_serial_matrix_instructions_are_read() -> None:
@@ -242,12 +254,18 @@ def test_the_table_shouts() -> None:
         [
             replace(base, serialized=("C7512: because",), matrix_instructions={"HGMMA.64x64x16.F32.BF16": 8}),
             MachineCode("b", (12, 0), error="ValueError: no\nmore"),
+            MachineCode(
+                "c", (8, 0), error="PTXASError: error\n`ptxas` stderr:\nptxas /tmp/x.ptx, line 1; error: why\n"
+            ),
+            MachineCode("d", (10, 0), registers=4, tensor_memory=513),
             replace(base, spill_stores=0, spill_loads=0, stack_bytes=16, shared_bytes=10),
         ]
     )
     assert text.splitlines()[2:] == [
         "| sm_90 | a | 168 | 12 B | 300000 of 232448 | 8 HGMMA.64x64x16.F32.BF16 |  | 0 | C7512, does not fit |",
         "| sm_120 | b |  |  |  |  |  |  | does not compile: ValueError: no |",
+        "| sm_80 | c |  |  |  |  |  |  | does not compile: ptxas line 1; error: why |",
+        "| sm_100 | d | 4 | 0 | 0 of 232448 |  |  | 0 | does not fit: 513 columns of tensor memory |",
         "| sm_90 | a | 168 | 16 B | 10 of 232448 |  |  | 0 |  |",
     ]
     assert job_of(SimpleNamespace(**vars(DECENT[(8, 0)])), (8, 9)).chip == (8, 9)

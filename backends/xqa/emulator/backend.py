@@ -63,7 +63,8 @@ class Emulation:
 
         def grid(kernel: str, blocks: int, threads: int, shared_bytes: int) -> Grid:
             wanted = {name: known[name] for name in argument_names(kernel)}
-            return Grid(KERNELS[kernel], plan.config, wanted, blocks, threads, shared_bytes, instead)
+            function = (instead or {}).get(kernel, KERNELS[kernel])
+            return Grid(function, plan.config, wanted, blocks, threads, shared_bytes, instead)
 
         self.decode = grid("decode", plan.decode_blocks, THREADS, plan.config.shared_bytes)
         self.merge = grid("merge", plan.merge_blocks, MERGE_THREADS, plan.merge_shared_bytes)

@@ -273,6 +273,9 @@ class Lanes:
     def set_shared_u32(self, address: Any, value: Any) -> None:
         self._set_shared(address, self.bits(value))
 
+    def set_shared_u32x2(self, address: Any, value: Any) -> None:
+        self._set_shared(address, np.stack([self.bits(x) for x in value], 1))
+
     def set_shared_i32(self, address: Any, value: Any, ok: Any) -> None:
         self._set_shared(address, self.integers(value).astype(np.int32), ok)
 

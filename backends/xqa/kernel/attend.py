@@ -24,6 +24,7 @@ from mla.backends.xqa.isa import (
     set_shared_f32,
     set_shared_f32x2,
     set_shared_u32,
+    set_shared_u32x2,
     shared_f32,
     shared_f32x2,
     shared_f32x4,
@@ -151,11 +152,16 @@ def softmax(smem, stage, first, scale, limit, top, total):
     base = select(highest == NEGATIVE_INFINITY, float32(0.0), highest)  # nothing seen yet: 2^(-inf - 0) is 0, not NaN
     decay = exp2(top - base)
     total = total * decay
-    for i in range(0, TOKENS_EACH, 2):
-        x = exp2(scores[i] - base)
-        y = exp2(scores[i + 1] - base)
-        total = total + (x + y)
-        set_shared_u32(smem + WEIGHTS_AT + row * WEIGHT_PITCH + token_of(place, i) * 2, pack_weights(x, y))
+    for i in range(TOKENS_EACH):
+        scores[i] = exp2(scores[i] - base)
+        total = total + scores[i]
+    for i in range(0, TOKENS_EACH, SPAN):
+        to = smem + WEIGHTS_AT + row * WEIGHT_PITCH + token_of(place, i) * 2
+        if SPAN == 4:
+            low = pack_weights(scores[i], scores[i + 1])
+            set_shared_u32x2(to, (low, pack_weights(scores[i + 2], scores[i + 3])))
+        else:
+            set_shared_u32(to, pack_weights(scores[i], scores[i + 1]))
     set_shared_f32(smem + DECAY_AT + row * 4, decay, place == 0)
     return highest, total
 

@@ -39,7 +39,6 @@ from mla.backends.xqa.kernel.constants import (
     DEPENDENT,
     FACTOR_AT,
     KEYS_AT,
-    LOADER_BITS,
     OUT_BYTES,
     PART_BYTES,
     PITCH,
@@ -63,6 +62,7 @@ from mla.backends.xqa.kernel.numbers import (
     NEGATIVE_INFINITY,
     cuda,
     float32,
+    int32,
     int64,
     larger_int,
     select,
@@ -124,34 +124,21 @@ def decode(
     not 0, the fp32 number at that address.
 
     parts, part_lse: for each team 2 slots of [tiles, ROWS] rows (512 fp32, and their log-sum-exp in base 2): slot 1
-    for the head of a request that the next team goes on with, slot 0 for a later part. begins: [requests + 1] int64,
+    for the head of a request that the next team goes on with, slot 0 for a later part. begins: [requests + 1] int32,
     the first unit of each request, then the number of all units; the merge kernel reads it.
     """
-    thread = thread_index_anew()
     smem = shared_base()
-    team = quotient(block_index(), tiles)
-    tile = block_index() - team * tiles
+    team, tile = team_and_tile(tiles)
     if DEPENDENT:
         let_next_grid_start()
-    rows = heads if SPARSE else q_len * heads  # those that share their keys
-    first_token = quotient(tile * ROWS, heads)  # of this block's rows
-    last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
-    for i in range((ROWS + THREADS - 1) // THREADS):
-        row = thread + i * THREADS
-        set_shared_i32(smem + TOKENS_AT + row * 4, quotient(tile * ROWS + row, heads), row < ROWS)
-    for i in range((PITCH // 4 + THREADS - 1) // THREADS):
-        word = thread + i * THREADS
-        set_shared_i32(smem + ZEROS_AT + word * 4, 0, word < PITCH // 4)
-    scale = load_f32(bmm1_at, bmm1_at != 0, bmm1) * LOG2_E
-    mine = thread >> ROW_LANE_BITS  # the row whose softmax this thread computes
-
+    fill_shared(smem, tile, heads)
     measure = (lengths, length_step, length_wide, q_len, room)
     units = total_units(smem, measure, requests, overhead)
     teams = teams_in_use(units, teams, at_least)
     unit = first_unit_of(team, units, teams)
     end = smaller_int(first_unit_of(team + 1, units, teams), units)
-    reports = (thread == 0) & (tile == 0)  # one thread tells the merge kernel about its team
-    store_i32(begins + int64(requests) * 4, units, reports & (team == 0))
+    one_thread = (thread_index_anew() == 0) & (tile == 0)  # tells the merge kernel about its team
+    store_i32(begins + int64(requests) * 4, units, one_thread & (team == 0))
     words = cuda.local.array(QUERY_WORDS, uint32)
     sums = cuda.local.array(ACCUMULATORS, float32)  # [row tile, 8 columns of 8 dims, c0..c3]
     if unit < end:
@@ -160,84 +147,88 @@ def decode(
             seen_by_first, keys = visible_tokens(measure, request, 1)
             count = (keys + (TILE - 1)) >> TILE_BITS
             first_tile = larger_int(unit - begin - overhead, 0)
-            stop = smaller_int(larger_int(end - begin - overhead, 0), count)
-            whole = (first_tile == 0) & (stop == count)
-            store_i32(begins + int64(request) * 4, begin, reports & (unit == begin))
-            if (first_tile < stop) | ((count == 0) & (unit == begin)):
-                owner = int64(quotient(request, q_len) if SPARSE else request)
+            end_tile = smaller_int(larger_int(end - begin - overhead, 0), count)
+            store_i32(begins + int64(request) * 4, begin, one_thread & (unit == begin))
+            if (first_tile < end_tile) | ((count == 0) & (unit == begin)):
+                owner = int64(quotient(request, q_len) if SPARSE else request)  # of the call
                 token = int64(request - owner * q_len if SPARSE else 0)
-                common = seen_by_first + first_token
-                until = smaller_int(seen_by_first + last_token, keys)
-                load_queries(
-                    words,
-                    (query + owner * query_request + token * query_token, query_token, query_head),
-                    tile,
-                    rows,
-                    heads,
-                )
-                for i in range(ACCUMULATORS):
-                    sums[i] = float32(0.0)
-                row_token = shared_i32(smem + TOKENS_AT + mine * 4)
                 top, total = attend(
                     smem,
+                    (query + owner * query_request + token * query_token, query_token, query_head),
                     (pool, page_step, token_step, pages, page_size),
                     (table + owner * table_request + token * table_token, table_column, table_wide, columns),
-                    (first_tile, smaller_int(stop, (until + (TILE - 1)) >> TILE_BITS)),
-                    (seen_by_first, common, until, seen_by_first + row_token),
-                    scale,
+                    (tiles, heads, heads if SPARSE else q_len * heads),
+                    (first_tile, end_tile),
+                    (seen_by_first, keys),
+                    load_f32(bmm1_at, bmm1_at != 0, bmm1) * LOG2_E,
                     words,
                     sums,
                 )
-                for i in range(ROW_LANE_BITS):
-                    total = total + shuffle_xor(total, 1 << i)
-                one_lane = (thread & (ROW_LANES - 1)) == 0
-                row = tile * ROWS + mine
-                if whole:
-                    row_head = int64(row - row_token * heads)
-                    sink = load_f32(sinks + row_head * 4, (sinks != 0) & (row < rows), NEGATIVE_INFINITY) * LOG2_E
-                    factor, row_lse = finished(top, total, sink, load_f32(bmm2_at, bmm2_at != 0, bmm2))
-                    to = lse + owner * lse_request + (token + row_token) * lse_token + row_head * lse_head
-                    store_f32(to, row_lse * lse_unit, one_lane & (lse != 0) & (row < rows))
-                    share_factor(smem, factor)
-                    store_rows(
+                if (first_tile == 0) & (end_tile == count):
+                    finish_rows(
                         smem,
+                        (out + owner * out_request + token * out_token, out_token, out_head),
+                        (lse, lse + owner * lse_request + token * lse_token, lse_token, lse_head, lse_unit),
+                        (tiles, heads, heads if SPARSE else q_len * heads),
+                        sinks,
+                        load_f32(bmm2_at, bmm2_at != 0, bmm2),
+                        top,
+                        total,
                         sums,
-                        out + owner * out_request + token * out_token,
-                        out_token,
-                        out_head,
-                        tile,
-                        rows,
-                        heads,
                     )
                 else:
-                    slot = (int64(team) * 2 + select(first_tile == 0, 1, 0)) * tiles * ROWS
-                    store_f32(part_lse + (slot + row) * 4, top + log2(total), one_lane)
-                    share_factor(smem, select(total == float32(0.0), float32(0.0), divide(float32(1.0), total)))
-                    store_part(smem, sums, parts + slot * PART_BYTES, tile)
+                    leave_part(smem, parts, part_lse, tiles, select(first_tile == 0, 1, 0), top, total, sums)
                 barrier()  # the stages and the factors have been read
             begin = begin + overhead + count
             unit = smaller_int(begin, end)
             request = request + 1
 
 
-def attend(smem, pool, table, tiles, seen, scale, words, sums):
-    """All tiles of one request that are this team's: adds to `sums`, returns (highest score, this thread's share of the
-    sum of weights) of the row whose softmax this thread computes.
+def team_and_tile(tiles):
+    """This block's team, and its row tile. Asked for anew each time: it is cheaper than registers in the main loop."""
+    block = block_index()
+    team = quotient(block, tiles)
+    return int32(team), int32(block - team * tiles)
 
-    tiles: (first, end). seen: tokens seen by (query token 0, the block's first query token and so every row, its last
-    query token and so any row, this thread's row).
+
+def fill_shared(smem, tile, heads):
+    """What stays the same in shared memory: each row's query token, and a cache row of zeros."""
+    thread = thread_index_anew()
+    for i in range((ROWS + THREADS - 1) // THREADS):
+        row = thread + i * THREADS
+        set_shared_i32(smem + TOKENS_AT + row * 4, quotient(tile * ROWS + row, heads), row < ROWS)
+    for i in range((PITCH // 4 + THREADS - 1) // THREADS):
+        word = thread + i * THREADS
+        set_shared_i32(smem + ZEROS_AT + word * 4, 0, word < PITCH // 4)
+
+
+def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
+    """This team's share of one request: returns (the highest score, the sum of the weights) of the row whose softmax
+    this thread computes; `sums` become the sums of weighted values.
+
+    query, pool, table: see `memory.py`. shape: (row tiles, heads, rows). share: (first tile of keys, end).
+    seen: keys that (query token 0 sees, the last one sees).
     """
-    first_tile, end_tile = tiles
-    seen_by_first, common, until, limit = seen
+    tiles, heads, rows = shape
+    first_tile, end_tile = share
+    seen_by_first, keys = seen
+    _, tile = team_and_tile(tiles)
+    load_queries(words, query, tile, rows, heads)
+    for i in range(ACCUMULATORS):
+        sums[i] = float32(0.0)
+    common = seen_by_first + quotient(tile * ROWS, heads)  # seen by every row of this block
+    last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
+    until = smaller_int(seen_by_first + last_token, keys)  # seen by any
+    end_tile = smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS)
+    limit = seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4)
     page_size = pool[4]
-    mine = thread_index() >> LOADER_BITS  # the token of each tile that this thread helps to load
     for i in range(STAGES - 1):
         if first_tile + i < end_tile:
             first = (first_tile + i) * TILE
-            load_tile(smem, i, first, table_entry(table, page_size, first + mine, until), pool, until)
+            load_tile(smem, i, first, table_entry(table, page_size, first, until), pool, until)
         cp_async_commit()
     ahead = first_tile + (STAGES - 1)
-    entry = table_entry(table, page_size, ahead * TILE + mine, until)  # one tile early: its latency hides
+    entry = table_entry(table, page_size, ahead * TILE, until)  # one tile early: its latency hides
     top = NEGATIVE_INFINITY
     total = float32(0.0)
     stage = 0
@@ -248,7 +239,7 @@ def attend(smem, pool, table, tiles, seen, scale, words, sums):
             filled = select(stage == 0, STAGES - 1, stage - 1)
             load_tile(smem, filled, ahead * TILE, entry, pool, until)
             ahead = ahead + 1
-            entry = table_entry(table, page_size, ahead * TILE + mine, until)
+            entry = table_entry(table, page_size, ahead * TILE, until)
         cp_async_commit()
         first = at * TILE
         keys = smem + KEYS_AT + stage * STAGE_BYTES
@@ -259,6 +250,8 @@ def attend(smem, pool, table, tiles, seen, scale, words, sums):
         add_values(smem, keys, first, common, sums)
         add_late_values(smem, keys, first, common, until, seen_by_first, sums)
         stage = select(stage == STAGES - 1, 0, stage + 1)
+    for i in range(ROW_LANE_BITS):
+        total = total + shuffle_xor(total, 1 << i)
     return top, total
 
 
@@ -272,37 +265,59 @@ def finished(top, total, sink, out_scale):
     return factor, highest + log2(denominator)
 
 
-def share_factor(smem, factor):
-    """From the threads that know a row's factor to those that hold its sums."""
-    thread = thread_index_anew()
-    set_shared_f32(smem + FACTOR_AT + (thread >> ROW_LANE_BITS) * 4, factor, (thread & (ROW_LANES - 1)) == 0)
-    barrier()
+def finish_rows(smem, out, lse, shape, sinks, out_scale, top, total, sums):
+    """A request that this team took whole: its rows into the output.
 
-
-def store_rows(smem, sums, out, token_step, head_step, tile, rows, heads):
-    """Finished rows into the output."""
+    out: (address of the request, bytes from token to token, from head to head). lse: (0 if there is none, the same
+    three, what a base-2 logarithm is multiplied by). shape: (row tiles, heads, rows).
+    """
+    tiles, heads, rows = shape
+    wanted, lse_request, lse_token, lse_head, lse_unit = lse
+    out_request, out_token, out_head = out
     thread = thread_index_anew()
+    _, tile = team_and_tile(tiles)
+    mine = thread >> ROW_LANE_BITS
+    row = tile * ROWS + mine
+    token = int64(quotient(row, heads))
+    head = row - token * heads
+    sink = load_f32(sinks + head * 4, (sinks != 0) & (row < rows), NEGATIVE_INFINITY) * LOG2_E
+    factor, row_lse = finished(top, total, sink, out_scale)
+    to = lse_request + token * lse_token + head * lse_head
+    store_f32(to, row_lse * lse_unit, ((thread & (ROW_LANES - 1)) == 0) & (wanted != 0) & (row < rows))
+    share_factor(smem, factor)
     for m in range(ROW_TILES):
         for half in range(2):
             place = m * 16 + half * 8 + ((thread & 31) >> 2)
             row = tile * ROWS + place
-            token = quotient(row, heads)
+            token = int64(quotient(row, heads))
             head = row - token * heads
             factor = shared_f32(smem + FACTOR_AT + place * 4)
-            at = out + int64(token) * token_step + int64(head) * head_step + (thread >> 5) * (64 * OUT_BYTES)
+            at = out_request + token * out_token + head * out_head + (thread >> 5) * (64 * OUT_BYTES)
             for i in range(8):
                 s, s_next, dim = place_in_sums(m, half, i)
                 store_out(at + dim * OUT_BYTES, sums[s] * factor, sums[s_next] * factor, row < rows)
 
 
-def store_part(smem, sums, parts, tile):
-    """Rows that others add to, in fp32."""
+def leave_part(smem, parts, part_lse, tiles, slot, top, total, sums):
+    """A share of a request: normalised by itself, in fp32, for the merge kernel."""
     thread = thread_index_anew()
+    team, tile = team_and_tile(tiles)
+    first_row = ((int64(team) * 2 + slot) * tiles + tile) * ROWS
+    mine = first_row + (thread >> ROW_LANE_BITS)
+    store_f32(part_lse + mine * 4, top + log2(total), (thread & (ROW_LANES - 1)) == 0)
+    share_factor(smem, select(total == float32(0.0), float32(0.0), divide(float32(1.0), total)))
     for m in range(ROW_TILES):
         for half in range(2):
             place = m * 16 + half * 8 + ((thread & 31) >> 2)
             factor = shared_f32(smem + FACTOR_AT + place * 4)
-            at = parts + int64(tile * ROWS + place) * PART_BYTES + (thread >> 5) * 256
+            at = parts + (first_row + place) * PART_BYTES + (thread >> 5) * 256
             for i in range(8):
                 s, s_next, dim = place_in_sums(m, half, i)
                 store_f32x2(at + dim * 4, (sums[s] * factor, sums[s_next] * factor), 1)
+
+
+def share_factor(smem, factor):
+    """From the threads that know a row's factor to those that hold its sums."""
+    thread = thread_index_anew()
+    set_shared_f32(smem + FACTOR_AT + (thread >> ROW_LANE_BITS) * 4, factor, (thread & (ROW_LANES - 1)) == 0)
+    barrier()

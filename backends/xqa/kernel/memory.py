@@ -3,8 +3,10 @@
 
 from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
 from mla.backends.xqa.isa import (
+    high_e4m3_to_fp16,
     load_u8,
     load_u16,
+    low_e4m3_to_fp16,
     quotient,
     set_shared_f32,
     set_shared_u32x4,
@@ -12,7 +14,6 @@ from mla.backends.xqa.isa import (
     store_f32x2,
     store_u16,
     store_u32,
-    thread_index,
     thread_index_anew,
 )
 from mla.backends.xqa.isa import load_u32 as query_word  # or one of those below
@@ -22,6 +23,7 @@ from mla.backends.xqa.kernel.constants import (
     CHUNKS,
     DIM_GROUPS,
     EIGHT_BIT,
+    EIGHT_BIT_QUERY,
     GROUP_BYTES,
     KEYS_AT,
     LOADER_BITS,
@@ -51,12 +53,14 @@ from mla.backends.xqa.kernel.schedule import read_id
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def table_entry(table, page_size, index, limit):
-    """What the table says of the token at `index`: a page (dense) or a slot (sparse); -1 where it says nothing.
+def table_entry(table, page_size, first, limit):
+    """What the table says of a tile's token that this thread helps to load: a page (dense) or a slot (sparse); -1 where
+    it says nothing.
 
     table: (address of the request's row, bytes from column to column, wide, columns).
     """
     address, step, wide, columns = table
+    index = first + (thread_index_anew() >> LOADER_BITS)
     column = index if SPARSE else quotient(index, page_size)
     ok = (index < limit) & (column < columns)
     return read_id(address + int64(column) * step, wide, ok, -1)
@@ -86,7 +90,7 @@ def place_of(pool, entry, index, limit):
 
 def load_tile(smem, stage, first, entry, pool, limit):
     """Start copying TILE cache rows, tokens first, first + 1, ..., into a stage. Rows that are no keys become zeros."""
-    thread = thread_index()
+    thread = thread_index_anew()
     token = thread >> LOADER_BITS
     part = thread & (LOADERS - 1)
     source, size, bias = place_of(pool, entry, first + token, limit)
@@ -146,7 +150,11 @@ def load_queries(words, query, tile, rows, heads):
             ok = row < rows
             at = address + int64(token) * token_step + int64(head) * head_step
             for step in range(STEPS):
-                if WIDENED:
+                if WIDENED and EIGHT_BIT_QUERY:
+                    four = query_word(at + share + step * STEP_BYTES + t * 4, ok)
+                    low = low_e4m3_to_fp16(four)
+                    high = high_e4m3_to_fp16(four)
+                elif WIDENED:
                     place = at + 2 * (share + step * STEP_BYTES + t * 4)
                     low = query_word(place, ok)
                     high = query_word(place + 4, ok)
