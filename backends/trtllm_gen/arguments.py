@@ -144,7 +144,7 @@ def _align(tensor: torch.Tensor, aligned: bool) -> int:
 
 
 def ahead_of_time(
-    how: Tile | Merge, dtype: str, *, heads: int, q_len: int, sparse: bool = False, page_size: int = 64
+    chip: tuple[int, int], how: Tile | Merge, dtype: str, *, heads: int, q_len: int, sparse: bool = False, page_size: int = 64
 ) -> Shipped:
     """The configuration of a plain call with packed bf16 or e4m3 tensors, as `machine_code` compiles it."""
     pointers = {
@@ -153,7 +153,7 @@ def ahead_of_time(
     }  # fmt: skip
     common = dict(
         Q_LEN=q_len, HEADS=heads, SPARSE=sparse, HAS_SINKS=False, HAS_LSE=False, BASE_E=False, TENSOR_2=False, PIECE=0,
-        OVERHEAD=OVERHEAD, MIN_UNITS=1, SCAN=256, ONCE=True, PDL=True,
+        OVERHEAD=OVERHEAD, MIN_UNITS=1, SCAN=256, ONCE=True, PDL=chip >= (9, 0),
     )  # fmt: skip
     folder = "mla.backends.trtllm_gen"
     short = {"bf16": "bf16", "fp8e4nv": "e4m3"}[dtype]
@@ -180,4 +180,4 @@ def ahead_of_time(
                 SCORE=tl.float8e4nv if narrow else tl.bfloat16, WEIGHT=tl.float16 if narrow else tl.bfloat16,
             )  # fmt: skip
     signature = {**pointers, "bmm1": "fp32", "bmm2": "fp32"}
-    return Shipped(name, ref, signature, constants, tuple(pointers), warps, options={"launch_pdl": True})
+    return Shipped(name, ref, signature, constants, tuple(pointers), warps, options={"launch_pdl": chip >= (9, 0)})

@@ -32,12 +32,15 @@ class Tile:
     registers: int = 0
 
 
-# Shared memory of one block decides the portable tiles. Hopper's are used for what its own kernel does not take.
-_LARGE_16 = {16: Tile(16, 64, 4, 5), 32: Tile(32, 64, 8, 5), 64: Tile(64, 64, 8, 3)}
-_MEDIUM_16 = {16: Tile(16, 32, 4, 5), 32: Tile(32, 32, 4, 4), 64: Tile(64, 32, 8, 3)}
-_SMALL_16 = {16: Tile(16, 32, 4, 4), 32: Tile(32, 16, 4, 4), 64: Tile(64, 16, 8, 3)}
-_LARGE_8 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 64, 8, 3), 64: Tile(64, 64, 8, 2)}
-_SMALL_8 = {16: Tile(16, 32, 4, 3), 32: Tile(32, 32, 8, 3), 64: Tile(64, 32, 8, 2)}
+# Shared memory of one block and registers decide the portable tiles. Tiles of 64 rows would use tcgen05 on sm_100, but
+# scores and output together need more columns of tensor memory than it has: there, 32 rows are the most.
+_LARGE_16 = {16: Tile(16, 64, 8, 5), 32: Tile(32, 64, 8, 5), 64: Tile(64, 64, 8, 3)}
+_BLACKWELL_16 = {16: Tile(16, 64, 8, 5), 32: Tile(32, 64, 8, 5)}
+_MEDIUM_16 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 32, 8, 4), 64: Tile(64, 32, 8, 3)}
+_SMALL_16 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 32, 8, 4), 64: Tile(64, 16, 8, 4)}
+_LARGE_8 = {16: Tile(16, 32, 8, 5), 32: Tile(32, 32, 8, 4), 64: Tile(64, 64, 8, 2)}
+_BLACKWELL_8 = {16: Tile(16, 32, 8, 5), 32: Tile(32, 32, 8, 4)}
+_SMALL_8 = {16: Tile(16, 32, 8, 4), 32: Tile(32, 32, 8, 4), 64: Tile(64, 32, 8, 3)}
 _HOPPER_16 = {16: Tile(16, 64, 4, 2, True, 128), 32: Tile(32, 64, 4, 2, True, 128), 64: Tile(64, 64, 8, 2, True, 72)}
 _HOPPER_8 = {16: Tile(16, 64, 4, 2, True, 104), 32: Tile(32, 64, 4, 2, True, 104)}
 
@@ -47,8 +50,8 @@ _BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
     (8, 7): (_MEDIUM_16, _SMALL_8),
     (8, 9): (_SMALL_16, _SMALL_8),
     (9, 0): (_LARGE_16, _LARGE_8),
-    (10, 0): (_LARGE_16, _LARGE_8),
-    (10, 3): (_LARGE_16, _LARGE_8),
+    (10, 0): (_BLACKWELL_16, _BLACKWELL_8),
+    (10, 3): (_BLACKWELL_16, _BLACKWELL_8),
     (12, 0): (_SMALL_16, _SMALL_8),
     (12, 1): (_SMALL_16, _SMALL_8),
 }
@@ -67,7 +70,8 @@ def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool) ->
     if chip == (9, 0) and hopper and height in hoppers:
         return hoppers[height]
     two_bytes, one_byte = _BY_CHIP[chip]
-    return (two_bytes if cache_bytes == 2 else one_byte)[height]
+    tiles = two_bytes if cache_bytes == 2 else one_byte
+    return tiles.get(height, tiles[32])
 
 
 @dataclass(frozen=True)
@@ -117,12 +121,12 @@ def _shipped(chip: Chip) -> Iterator[Shipped]:
         if dtype == "fp8e4nv" and chip < (8, 9):
             continue
         for heads, q_len in ((16, 1), (16, 2), (128, 1)):
-            yield ahead_of_time(tile_for(chip, heads * q_len, size, hopper=True), dtype, heads=heads, q_len=q_len)
-        yield ahead_of_time(tile_for(chip, 128, size, hopper=True), dtype, heads=128, q_len=1, sparse=True)
+            yield ahead_of_time(chip, tile_for(chip, heads * q_len, size, hopper=True), dtype, heads=heads, q_len=q_len)
+        yield ahead_of_time(chip, tile_for(chip, 128, size, hopper=True), dtype, heads=128, q_len=1, sparse=True)
     if chip == (9, 0):
-        yield ahead_of_time(tile_for(chip, 16, 2, hopper=False), "bf16", heads=16, q_len=1)
-        yield ahead_of_time(tile_for(chip, 128, 2, hopper=False), "bf16", heads=128, q_len=1)
-    yield ahead_of_time(merge_for(16, False), "bf16", heads=16, q_len=1)
-    yield ahead_of_time(merge_for(512, False), "bf16", heads=16, q_len=1)
-    yield ahead_of_time(merge_for(2048, False), "bf16", heads=16, q_len=1)
-    yield ahead_of_time(merge_for(8192, False), "bf16", heads=16, q_len=1)
+        yield ahead_of_time(chip, tile_for(chip, 16, 2, hopper=False), "bf16", heads=16, q_len=1)
+        yield ahead_of_time(chip, tile_for(chip, 128, 2, hopper=False), "bf16", heads=128, q_len=1)
+    yield ahead_of_time(chip, merge_for(16, False), "bf16", heads=16, q_len=1)
+    yield ahead_of_time(chip, merge_for(512, False), "bf16", heads=16, q_len=1)
+    yield ahead_of_time(chip, merge_for(2048, False), "bf16", heads=16, q_len=1)
+    yield ahead_of_time(chip, merge_for(8192, False), "bf16", heads=16, q_len=1)

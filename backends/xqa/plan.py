@@ -98,7 +98,12 @@ def kind_of(problem: Problem, capability: tuple[int, int]) -> str:
     query, cache = _SHORT[problem.query.dtype], _SHORT[problem.kv_cache.dtype]
     if query != cache:
         return f"{query}_on_{cache}"
-    return "e4m3_by_fp16" if query == "e4m3" and capability not in MULTIPLIES_E4M3 else query
+    return kind_on(query, capability)
+
+
+def kind_on(kind: str, capability: tuple[int, int]) -> str:
+    """The kind itself, or where the chip's tensor cores do not multiply e4m3, the one that stands for it."""
+    return "e4m3_by_fp16" if kind == "e4m3" and capability not in MULTIPLIES_E4M3 else kind
 
 
 def _multiples(tensor: torch.Tensor, size: int, axes: range) -> bool:

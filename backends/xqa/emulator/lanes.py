@@ -235,7 +235,7 @@ class Lanes:
         """[threads, numbers], or [numbers] at a shared address, which one thread of each warp reads here."""
         if isinstance(address, np.ndarray):
             return self.shared.load(self._addresses(address), size).view(dtype)
-        words = self.shared.load(np.full(self.warps, address), size, np.arange(self.warps) * 32)
+        words = self.shared.load(self._addresses(address)[: self.warps], size, np.arange(self.warps) * 32)
         return words[0].view(dtype)
 
     def shared_f32(self, address: Any) -> Any:

@@ -60,7 +60,7 @@ def table_entry(table, page_size, first, limit):
     table: (address of the request's row, bytes from column to column, wide, columns).
     """
     address, step, wide, columns = table
-    index = first + (thread_index_anew() >> LOADER_BITS)
+    index = first + loaded_token(thread_index_anew())
     column = index if SPARSE else quotient(index, page_size)
     ok = (index < limit) & (column < columns)
     return read_id(address + int64(column) * step, wide, ok, -1)
@@ -88,10 +88,21 @@ def place_of(pool, entry, index, limit):
     return source, select(inside & (index < limit), 16, 0), bias
 
 
+def loaded_token(thread):
+    """Which token of a tile a thread helps to load: LOADERS neighbours take the same.
+
+    Where four threads take one, two tokens are written at once, and tokens 4 apart lie 16 banks apart.
+    """
+    number = thread >> LOADER_BITS
+    if LOADERS == 4:
+        return (number & ~7) | ((number & 1) << 2) | ((number >> 1) & 3)
+    return number
+
+
 def load_tile(smem, stage, first, entry, pool, limit):
     """Start copying TILE cache rows, tokens first, first + 1, ..., into a stage. Rows that are no keys become zeros."""
     thread = thread_index_anew()
-    token = thread >> LOADER_BITS
+    token = loaded_token(thread)
     part = thread & (LOADERS - 1)
     source, size, bias = place_of(pool, entry, first + token, limit)
     to = smem + KEYS_AT + stage * STAGE_BYTES + token * PITCH
