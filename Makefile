@@ -21,10 +21,10 @@ unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint check format clean
+.PHONY: help demo test bench notebooks lint check format clean
 
 help: ## this text
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## one attention layer of DeepSeek-V3, decoded and held to float64
 	$(BIN)/python -m mla demo $(DEMO_ARGS)
@@ -35,6 +35,9 @@ test: lint ## every check there is: style, types, import contracts, all tests, c
 bench: $(VENV)/.demo ## backends and installed peers on the same work; without a GPU the cases are scaled down
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && quick= || quick=--quick; \
 		set -x; $(BIN)/python -m mla bench $$quick $(BENCH_ARGS)
+
+notebooks: $(VENV)/.test ## run every notebook from a clean kernel and write its .ipynb again
+	$(BIN)/python notebooks/pairing.py
 
 lint: $(VENV)/.test ## style, types and import contracts
 	$(BIN)/ruff check

@@ -26,6 +26,12 @@ class Backend(Protocol):
 
         Looks at shapes, dtypes and the device's capability only: no GPU work, no device value, and no import of a
         toolchain that may be absent.
+
+        Args:
+            problem: a legal problem on any device.
+
+        Returns:
+            The reasons.
         """
 
     def run(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
@@ -33,4 +39,9 @@ class Backend(Protocol):
 
         Called only when `why_not` was empty and there is at least one row. `out` has last stride 1, `lse` any strides.
         Stream-ordered on the current stream of `problem.device`, under its device guard, with no host sync.
+
+        Args:
+            problem: what to compute.
+            out: [B, Q, H, R] in `problem.out_dtype`.
+            lse: [B, Q, H] float32, or None when it is not wanted.
         """

@@ -29,6 +29,12 @@ def quantize_e4m3(x: torch.Tensor, scale: float | torch.Tensor | None = None) ->
     Raises:
         TypeError: `x` is not a floating-point tensor, or the scale's kind or dtype is wrong.
         ValueError: the scale is a number that is not positive, or a tensor of several elements or on another device.
+
+    Example:
+        >>> import torch
+        >>> stored, scale = quantize_e4m3(torch.tensor([-896.0, 1.0, 0.5]))
+        >>> scale.item(), (stored.float() * scale).tolist()
+        (2.0, [-896.0, 1.0, 0.5])
     """
     _check_floats("x", x)
     wide = x.to(torch.float32)
@@ -71,7 +77,19 @@ def append_tokens(
         kv_cache, the same object.
 
     Raises:
-        ValueError, TypeError: a shape, dtype, device or scale is wrong; nothing was written then.
+        ValueError: a shape, device or scale is wrong; nothing was written then.
+        TypeError: a dtype or kind is wrong; nothing was written then.
+
+    Example:
+        One request of 3 tokens, whose newest one goes to offset 2 of its page, page 1:
+
+        >>> import torch
+        >>> cache = torch.zeros(2, 64, 576, dtype=torch.bfloat16)
+        >>> tables, lengths = torch.tensor([[1]]), torch.tensor([3])
+        >>> append_tokens(cache, tables, lengths, torch.ones(1, 1, 576)) is cache
+        True
+        >>> cache[1, :4, 0].tolist(), cache[0].any().item()
+        ([0.0, 0.0, 1.0, 0.0], False)
     """
     rank, rope = checks.LATENT_DIMS["kv_lora_rank"], checks.LATENT_DIMS["qk_rope_head_dim"]
     cache = checks.kv_cache(kv_cache, rank, rope)

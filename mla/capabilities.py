@@ -19,9 +19,13 @@ class Capabilities:
         out_dtypes: dtypes of the output.
         device_types: torch device types ("cpu", "cuda"); None is every one.
         compute_capabilities: (major, minor) of the NVIDIA GPUs it runs on; None is no limit.
-        dense, sparse, sinks, lse: whether the mode or feature is there.
+        dense: whether it takes dense calls (`sparse_mla_top_k=0`).
+        sparse: whether it takes sparse ones.
+        sinks: whether it takes sinks.
+        lse: whether it can write the log-sum-exp.
         deterministic: whether it can promise bits that do not depend on batch mates, B or max_seq_len.
-        max_q_len, max_heads: largest Q and H; None is no limit.
+        max_q_len: largest Q; None is no limit.
+        max_heads: largest H; None is no limit.
         page_sizes: the page sizes it accepts; None is every one.
     """
 

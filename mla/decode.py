@@ -99,8 +99,21 @@ def trtllm_batch_decode_with_kv_cache_mla(
         BackendUnsupported: the backend refuses this legal problem (a ValueError; has `.reasons`).
         BackendBroken: the backend asked for by name cannot be loaded.
 
-    Source: the signature and the argument meanings are those of FlashInfer's function of the same name; every point
-    where its documentation is silent or its backends disagree is decided by the formulas above.
+    Source:
+        The signature and the argument meanings are those of FlashInfer's function of the same name; every point where
+        its documentation is silent or its backends disagree is decided by the formulas above.
+
+    Example:
+        The mean of 3 keys that hold 1, and log2(3):
+
+        >>> import torch
+        >>> call = dict(query=torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16), workspace_buffer=None)
+        >>> call |= dict(kv_cache=torch.ones(2, 64, 576, dtype=torch.bfloat16), block_tables=torch.tensor([[1]]))
+        >>> call |= dict(seq_lens=torch.tensor([3]), max_seq_len=64, bmm1_scale=192**-0.5)
+        >>> call |= dict(qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64)
+        >>> out, lse = trtllm_batch_decode_with_kv_cache_mla(**call, return_lse=True)
+        >>> tuple(out.shape), out.unique().tolist(), round(lse[0, 0].item(), 3)
+        ((1, 1, 16, 512), [1.0], 1.585)
     """
     problem, chosen = _check_and_choose(
         query,
@@ -154,7 +167,8 @@ def _check_and_choose(*arguments: Any) -> tuple[Problem, Backend]:
         *head, return_lse=return_lse, lse=lse, return_lse_base=base, deterministic=deterministic, kind=kind
     )
     chosen = dispatch.select(problem, backend)
-    recall.keep(kind, problem, chosen)
+    if kind is not None and dispatch.chosen_by_kind(problem, backend, chosen):
+        recall.keep(kind, problem, chosen)
     return problem, chosen
 
 
@@ -165,11 +179,26 @@ def warmup(*args: Any, **kwargs: Any) -> str:
     good for every later call of the same kind: with the same shapes, strides, dtypes and options, whatever the
     addresses, lengths, scales and max_seq_len are.
 
+    Args:
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+
     Returns:
         The name of the backend that the call will run.
 
     Raises:
-        As the call would.
+        ValueError: as the call would, and so for every other error.
+
+    Example:
+        On a CPU there is nothing to compile:
+
+        >>> import torch
+        >>> call = dict(query=torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16), workspace_buffer=None)
+        >>> call |= dict(kv_cache=torch.ones(2, 64, 576, dtype=torch.bfloat16), block_tables=torch.tensor([[1]]))
+        >>> call |= dict(seq_lens=torch.tensor([3]), max_seq_len=64, bmm1_scale=192**-0.5)
+        >>> call |= dict(qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64)
+        >>> warmup(**call)
+        'reference'
     """
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -192,12 +221,29 @@ _SIGNATURE = inspect.signature(trtllm_batch_decode_with_kv_cache_mla)
 def explain(*args: Any, **kwargs: Any) -> dispatch.Explanation:
     """Where `trtllm_batch_decode_with_kv_cache_mla` would run with these very arguments, and why; runs nothing.
 
+    Args:
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+
     Returns:
         An `Explanation`: the chosen backend, the order considered, and each known backend's verdict with its reasons.
 
     Raises:
-        ValueError, TypeError: as the call would for wrong arguments or an unknown backend. A backend that refuses or is
-            broken is not an error here: it is the answer.
+        ValueError: as the call would for wrong arguments or an unknown backend. A backend that refuses or is broken is
+            not an error here: it is the answer.
+        TypeError: as the call would for a wrong dtype or kind.
+
+    Example:
+        >>> import torch
+        >>> call = dict(query=torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16), workspace_buffer=None)
+        >>> call |= dict(kv_cache=torch.ones(2, 64, 576, dtype=torch.bfloat16), block_tables=torch.tensor([[1]]))
+        >>> call |= dict(seq_lens=torch.tensor([3]), max_seq_len=64, bmm1_scale=192**-0.5)
+        >>> call |= dict(qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64)
+        >>> why = explain(**call)
+        >>> why.backend, why.order
+        ('reference', ('reference',))
+        >>> explain(**call, backend="trtllm-gen").reasons["trtllm-gen"]
+        ('the tensors are on cpu; it runs on cuda', ...)
     """
     bound = _SIGNATURE.bind(*args, **kwargs).arguments
     backend = bound.pop("backend", "auto")

@@ -91,7 +91,7 @@ def ask(name: str, problem: Problem) -> Verdict:
     except BackendBroken as error:
         return Verdict(name, "broken", (str(error),))
     except Exception as error:  # somebody else's code may raise anything; it is reported under that backend's name
-        if name not in registry.backends():
+        if name not in tuple(registry.backends()):  # by comparison: what is no string may have no hash
             raise
         sentence = f"backend {name!r} is broken: its why_not raised {type(error).__name__}: {error}"
         plugins.warn(sentence)
@@ -118,6 +118,13 @@ def select(problem: Problem, name: str) -> Backend:
             raise BackendBroken(verdict.reasons[0])
         refused[candidate] = verdict.reasons
     raise BackendUnsupported(name, refused)
+
+
+def chosen_by_kind(problem: Problem, name: str, chosen: Backend) -> bool:
+    """Whether every call of the problem's kind gets `chosen`: it, and each that "auto" asked before, say so."""
+    tried = order_for(problem) if name == "auto" else (name,)
+    asked = [known for known in tried[: tried.index(chosen.name)] if registry.backends()[known].broken is None]
+    return all(getattr(one, "refuses_by_kind", False) for one in (chosen, *map(registry.load, asked)))
 
 
 def explain_problem(problem: Problem, name: str) -> Explanation:

@@ -26,9 +26,11 @@ def merge_state(
     """Merge two partial attentions over disjoint keys, elementwise over rows.
 
     Args:
-        out_a, out_b: [..., H, R], any floats, equal shapes and dtypes.
-        lse_a, lse_b: float32 or float64, [..., H], or [rows, H] with the leading axes of `out` flattened (what the call
+        out_a: [..., H, R], any floats.
+        lse_a: float32 or float64, [..., H], or [rows, H] with the leading axes of `out_a` flattened (what the call
             returns).
+        out_b: shape, dtype and device of `out_a`.
+        lse_b: shape, dtype and device of `lse_a`.
         lse_base: the base of both lse and of the result, "base2" (also None) or "basee".
 
     Returns:
@@ -38,6 +40,15 @@ def merge_state(
     Raises:
         ValueError: shapes or devices differ, or the base is unknown.
         TypeError: a dtype or kind is wrong.
+
+    Example:
+        The value 0 seen with total weight 2, and the value 10 with total weight 8:
+
+        >>> import torch
+        >>> a, b = torch.zeros(1, 1, 512), torch.full((1, 1, 512), 10.0)
+        >>> out, lse = merge_state(a, torch.tensor([[1.0]]), b, torch.tensor([[3.0]]))  # lse in base 2
+        >>> out[0, 0, 0].item(), round(2 ** lse.item())
+        (8.0, 10)
     """
     for name, value in {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}.items():
         checks.tensor(name, value, "part of a state")

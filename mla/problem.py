@@ -26,34 +26,34 @@ class Problem:
     strides is promised. Lengths, page ids and slots live on the device and have been read by nobody.
     """
 
-    query: torch.Tensor  # [B, Q, H, D]
-    kv_cache: torch.Tensor  # [N, P, D], a view: the caller's axis of size 1 is gone
-    block_tables: torch.Tensor  # [B, W] page ids, or [B, Q, K] token slots when top_k > 0; int32 or int64
-    seq_lens: torch.Tensor  # [B], int32 or int64, the request's Q new tokens included
-    max_seq_len: int  # a bound for sizing, never a meaning
-    top_k: int  # K; 0 is dense
-    bmm1_scale: float | torch.Tensor  # a float rounded to fp32, or an fp32 tensor of shape []
-    bmm2_scale: float | torch.Tensor
-    sinks: torch.Tensor | None  # [H] fp32, natural-log logits
-    workspace: torch.Tensor | None  # scratch of any dtype, contiguous; None or too small is legal
-    out: torch.Tensor | None  # the caller's buffer as [B, Q, H, R], or None
-    lse: torch.Tensor | None  # the caller's buffer as [B, Q, H], or None
-    out_dtype: torch.dtype  # bf16 unless `out` says otherwise
-    wants_lse: bool  # the log-sum-exp must be written
-    lse_base: LseBase
-    enable_pdl: bool | None  # None: where the GPU supports it; never changes a bit
-    deterministic: bool  # a row's bits must depend neither on its batch mates nor on B or max_seq_len
-    qk_nope_head_dim: int  # 128; no part of the arithmetic
-    kv_lora_rank: int  # R
-    qk_rope_head_dim: int  # D - R
-    batch: int  # B
-    q_len: int  # Q
-    num_heads: int  # H
-    num_pages: int  # N
-    page_size: int  # P
-    device: torch.device
-    capability: tuple[int, int] | None  # compute capability of an NVIDIA device, None elsewhere
-    kind: Hashable = None  # equal for calls that differ in addresses, device values, floats and max_seq_len at most
+    query: torch.Tensor  #: [B, Q, H, D]
+    kv_cache: torch.Tensor  #: [N, P, D], a view: the caller's axis of size 1 is gone
+    block_tables: torch.Tensor  #: [B, W] page ids, or [B, Q, K] token slots when top_k > 0; int32 or int64
+    seq_lens: torch.Tensor  #: [B], int32 or int64, the request's Q new tokens included
+    max_seq_len: int  #: a bound for sizing, never a meaning
+    top_k: int  #: K; 0 is dense
+    bmm1_scale: float | torch.Tensor  #: a float rounded to fp32, or an fp32 tensor of shape []
+    bmm2_scale: float | torch.Tensor  #: the same forms
+    sinks: torch.Tensor | None  #: [H] fp32, natural-log logits
+    workspace: torch.Tensor | None  #: scratch of any dtype, contiguous; None or too small is legal
+    out: torch.Tensor | None  #: the caller's buffer as [B, Q, H, R], or None
+    lse: torch.Tensor | None  #: the caller's buffer as [B, Q, H], or None
+    out_dtype: torch.dtype  #: bf16 unless `out` says otherwise
+    wants_lse: bool  #: the log-sum-exp must be written
+    lse_base: LseBase  #: "base2" or "basee"
+    enable_pdl: bool | None  #: None: where the GPU supports it; never changes a bit
+    deterministic: bool  #: a row's bits must depend neither on its batch mates nor on B or max_seq_len
+    qk_nope_head_dim: int  #: 128; no part of the arithmetic
+    kv_lora_rank: int  #: R
+    qk_rope_head_dim: int  #: D - R
+    batch: int  #: B
+    q_len: int  #: Q
+    num_heads: int  #: H
+    num_pages: int  #: N
+    page_size: int  #: P
+    device: torch.device  #: of every tensor
+    capability: tuple[int, int] | None  #: compute capability of an NVIDIA device, None elsewhere
+    kind: Hashable = None  #: equal for calls that differ in addresses, device values, floats and max_seq_len at most
 
     @property
     def head_dim(self) -> int:
@@ -67,6 +67,7 @@ class Problem:
 
     @property
     def is_sparse(self) -> bool:
+        """True when the block table holds token slots."""
         return self.top_k > 0
 
     @property
@@ -104,6 +105,9 @@ class Problem:
         Only shapes, strides, dtypes, devices and Python numbers are looked at: nothing is read from a device, written
         or launched (casting `sinks` to fp32, which comes last, is the one exception). See that function for the
         meaning of each argument; `kind` is kept as it is.
+
+        Returns:
+            The problem.
 
         Raises:
             ValueError: shapes, ranks, sizes, devices that differ.

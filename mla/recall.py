@@ -2,7 +2,8 @@
 
 Serving makes the same call thousands of times with other addresses, lengths and scales. Everything that the checks and
 the backend's refusals look at is put into one hashable `kind`; a kind that passed once passes again. Only backends that
-say so (`refuses_by_kind = True`) are remembered: their `why_not` depends on the kind alone.
+say so (`refuses_by_kind = True`) are remembered, and under "auto" only if those asked before say so, too: their
+`why_not` depends on the kind alone.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ def kind_of(
 ) -> Hashable:  # fmt: skip
     """All that is static about the call, or None for one that the quick way does not know how to describe."""
     if not (type(query) is type(kv_cache) is type(tables) is type(lens) is _Tensor and type(bound) is int):
+        return None
+    if type(backend) is not str or not (base is None or type(base) is str):
+        return None
+    if type(sinks) is _Tensor and sinks.dtype is not torch.float32:  # they are cast: `find` would see other memory
         return None
     kind = [
         query.shape, query.stride(), query.dtype, query.device, kv_cache.shape, kv_cache.stride(), kv_cache.dtype,
@@ -97,8 +102,6 @@ def find(kind: Hashable, *arguments: Any) -> tuple[Problem, Backend] | None:
 
 def keep(kind: Hashable, problem: Problem, backend: Backend) -> None:
     """Remember that calls of this kind are legal and that this backend runs them."""
-    if kind is None or not getattr(backend, "refuses_by_kind", False):
-        return
     p, nothing = problem, torch.empty(0)
     written = (p.out, p.lse)
     read = (p.query, p.kv_cache, p.block_tables, p.seq_lens, p.sinks, p.bmm1_scale, p.bmm2_scale)

@@ -66,6 +66,13 @@ def register_backend(name: str, target: Backend | str, *, replace: bool = False)
     Raises:
         TypeError: `name` is not a string, or `target` is neither a string nor has `name`, `why_not` and `run`.
         ValueError: the name is taken, reserved or empty, differs from `target.name`, or the string is no "module:attr".
+
+    Example:
+        A string is imported when it is first needed, so this succeeds although there is no such module:
+
+        >>> register_backend("draft", "my_kernels.draft:backend")
+        >>> backends()["draft"].source, backends()["draft"].loaded
+        ('registered', False)
     """
     if not isinstance(name, str):
         raise TypeError(f"name is a {type(name).__name__}; expected a str")
@@ -91,7 +98,15 @@ def generation() -> int:
 
 
 def backends() -> dict[str, BackendInfo]:
-    """Every known backend by name, ours first. Loads none of them and starts no GPU."""
+    """Every known backend by name, ours first. Loads none of them and starts no GPU.
+
+    Returns:
+        name -> `BackendInfo`.
+
+    Example:
+        >>> list(backends())[:3]
+        ['reference', 'trtllm-gen', 'xqa']
+    """
     with _lock:
         return {
             entry.name: BackendInfo(entry.name, entry.source, entry.target, entry.backend is not None, entry.broken)

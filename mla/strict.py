@@ -29,6 +29,15 @@ def strict(enabled: bool = True) -> Iterator[None]:
 
     It waits for the device, so it is for debugging, and it cannot be used inside a CUDA graph capture. The environment
     variable MLA_STRICT=1 does the same for the whole process. `mla.strict(False)` switches it off for a block.
+
+    Args:
+        enabled: whether calls within the block are checked.
+
+    Example:
+        >>> from mla.strict import is_strict
+        >>> with strict():
+        ...     is_strict()
+        True
     """
     token = _strict.set(enabled)
     try:
@@ -39,6 +48,9 @@ def strict(enabled: bool = True) -> Iterator[None]:
 
 def check_values(problem: Problem) -> None:
     """Read the device values of a problem and raise on the first that breaks the contract. Waits for the device.
+
+    Args:
+        problem: a checked problem; `mla.Problem.from_call(...)` makes one from the arguments of the call.
 
     Raises:
         ValueError: a negative length; a length above max_seq_len or above what the table can hold; a page id outside

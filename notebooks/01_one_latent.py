@@ -65,6 +65,8 @@ print("numbers built for the keys and values:", keys.numel() + values.numel())
 print("numbers that they were built from:    ", c.numel())
 
 # %% [markdown]
+# With 128 heads the keys and values are 64 times the latents, not twice.
+#
 # ## The trick: move the matrix to the other side
 #
 # A score is a dot product, and a matrix can change sides in it:

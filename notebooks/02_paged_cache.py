@@ -143,7 +143,7 @@ except ValueError as error:
 
 # %%
 lengths = lengths + 1
-new = torch.tensor([5.0, 109.0, 202.0])[:, None, None].expand(3, 1, 576)
+new = torch.tensor([5.0, 109.0, 202.0])[:, None, None].repeat(1, 1, 576)
 mla.append_tokens(cache, tables, lengths, new)
 figure, axes = plt.subplots(figsize=(4.5, 3.2))
 draw_pool(axes, tables, lengths)

@@ -205,4 +205,24 @@ FUNCTIONS: dict[str, Callable[[Callable[..., Any]], str]] = {
     "12-several": _kernel,
 }
 
-FINGERPRINTS: dict[str, str] = {}
+FINGERPRINTS: dict[str, str] = {
+    "01-bytes": "1c14344701f38a34",
+    "01-ratio": "21e2edcfdd9a1634",
+    "01-position": "00d0613020d1dc9e",
+    "02-slot-of-8": "5a360430fe570514",
+    "02-pages": "06be5ed3a71f72f6",
+    "02-waste": "e41e3986cd9e0ffb",
+    "03-scaled": "8e9292abb98071ee",
+    "03-sink": "3b9445d8078d562e",
+    "03-lse": "7eed60e7a2eebec8",
+    "03-list": "684ae9b8bd430791",
+    "04-two-parts": "fd7d4960a495e544",
+    "04-weights": "e3ad413b1ff202d0",
+    "04-sink": "8107ebccd1b118f1",
+    "05-first": "e113b0c8b2f8adba",
+    "05-length": "7911698661baa48d",
+    "05-blocks": "fd7b605bfdf7388d",
+    "06-entry": "64983c5f39fb1400",
+    "06-mean": "8a0f9064fd18670d",
+    "06-sink": "1cc0551ecc7b3b20",
+}

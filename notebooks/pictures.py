@@ -55,6 +55,6 @@ def bars(axes: Any, values: dict[str, float], *, title: str = "", unit: str = ""
     if log:
         axes.set_xscale("log")
     for y, number in enumerate(numbers):
-        axes.text(number, y, f" {number:,.4g} {unit}", va="center")
+        axes.text(number, y, f" {number:,.0f} {unit}" if number >= 100 else f" {number:.3g} {unit}", va="center")
     axes.margins(x=0.25)
     axes.set_title(title)

@@ -52,11 +52,8 @@ class Shape:
     parts: int
     piece: int
 
-    def scratch_bytes(self, problem: Problem) -> int:
-        """Bytes of scratch for parts and their lse."""
-        return self.part_rows(problem) * (R + 1) * 4
-
     def part_rows(self, problem: Problem) -> int:
+        """Rows that scratch holds, each of R numbers and one lse in fp32."""
         parts = self.parts
         if self.piece:
             blocks = max(-(-most_keys(problem) // self.tile.keys), 1)
@@ -144,7 +141,14 @@ def _align(tensor: torch.Tensor, aligned: bool) -> int:
 
 
 def ahead_of_time(
-    chip: tuple[int, int], how: Tile | Merge, dtype: str, *, heads: int, q_len: int, sparse: bool = False, page_size: int = 64
+    chip: tuple[int, int],
+    how: Tile | Merge,
+    dtype: str,
+    *,
+    heads: int,
+    q_len: int,
+    sparse: bool = False,
+    page_size: int = 64,
 ) -> Shipped:
     """The configuration of a plain call with packed bf16 or e4m3 tensors, as `machine_code` compiles it."""
     pointers = {
@@ -158,7 +162,10 @@ def ahead_of_time(
     folder = "mla.backends.trtllm_gen"
     short = {"bf16": "bf16", "fp8e4nv": "e4m3"}[dtype]
     if isinstance(how, Merge):
-        ref, name = f"{folder}.merge_kernel:merge_kernel", f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns"
+        ref, name = (
+            f"{folder}.merge_kernel:merge_kernel",
+            f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns",
+        )
         constants = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
         warps = how.warps
     else:

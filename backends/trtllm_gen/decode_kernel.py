@@ -165,7 +165,8 @@ def late_keys(
         "stride_table_request", "stride_table_token", "stride_table", "stride_lens", "stride_sink",
         "stride_out_request", "stride_out_token", "stride_out_head", "stride_lse_request", "stride_lse_token",
         "stride_lse_head", "items", "teams", "tiles", "width", "num_pages", "most",
-    ]
+    ],
+    do_not_specialize_on_alignment=["table_ptr", "lens_ptr", "lse_ptr", "sinks_ptr", "bmm1", "bmm2"]
 )  # fmt: skip
 def decode_kernel(
     q_ptr, kv_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, sinks_ptr, bmm1, bmm2, part_ptr, part_lse_ptr,

@@ -239,7 +239,7 @@ def widen_warps(
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])  # 16 bytes of fp16: no bank conflict
     count = gl.to_tensor(0)
     while before < hi:
-        here, length, blocks, pieces, first, last = span_of(
+        here, _, blocks, pieces, first, last = span_of(
             item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
         )
         begin, end = first, last
@@ -445,7 +445,8 @@ def compute_warps(
         "stride_table_request", "stride_table_token", "stride_table", "stride_lens", "stride_sink",
         "stride_out_request", "stride_out_token", "stride_out_head", "stride_lse_request", "stride_lse_token",
         "stride_lse_head", "items", "teams", "tiles", "width", "num_pages", "most",
-    ]
+    ],
+    do_not_specialize_on_alignment=["table_ptr", "lens_ptr", "lse_ptr", "sinks_ptr", "bmm1", "bmm2"]
 )  # fmt: skip
 def hopper_kernel(
     q_ptr, kv_ptr, table_ptr, lens_ptr, out_ptr, lse_ptr, sinks_ptr, bmm1, bmm2, part_ptr, part_lse_ptr,

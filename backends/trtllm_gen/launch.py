@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from mla.backends.trtllm_gen import interpreter
-from mla.backends.trtllm_gen.arguments import R, Shape, is_aligned, most_keys, shape_of
+from mla.backends.trtllm_gen.arguments import R, is_aligned, most_keys, shape_of
 from mla.backends.trtllm_gen.decode_kernel import decode_kernel
 from mla.backends.trtllm_gen.merge_kernel import merge_kernel
 from mla.problem import Problem
@@ -18,12 +18,20 @@ from mla.problem import Problem
 INTERPRETED_SMS = (
     5  # multiprocessors that the interpreter pretends to have: splits, whole items and idle teams all occur
 )
+_NAMES = ("request", "token", "head")
+DECODE_NUMBERS = (
+    *(f"stride_q_{name}" for name in _NAMES), "stride_page", "stride_table_request", "stride_table_token",
+    "stride_table", "stride_lens", "stride_sink", *(f"stride_out_{name}" for name in _NAMES),
+    *(f"stride_lse_{name}" for name in _NAMES), "items", "teams", "tiles", "width", "num_pages",
+)  # fmt: skip
+MERGE_NUMBERS = (
+    "stride_lens", "stride_sink", *(f"stride_out_{name}" for name in _NAMES),
+    *(f"stride_lse_{name}" for name in _NAMES), "items", "teams", "tiles",
+)  # fmt: skip
 _FIRST_IN_CAPTURE = (
     "backend 'trtllm-gen' would compile and load a kernel now, while the current stream is being captured into a CUDA "
     "graph, where that is not allowed; call mla.warmup(...) with the same arguments before the capture"
 )
-
-Arguments = tuple[Any, ...]
 
 
 class Launch:
@@ -35,64 +43,65 @@ class Launch:
         if self.interpreted:
             interpreter.repair()
         else:
-            self.index = torch.cuda.current_device() if device.index is None else device.index
+            index: int | None = device.index
+            self.index = torch.cuda.current_device() if index is None else index
         self.pdl = problem.enable_pdl is not False and (problem.capability or (0, 0)) >= (9, 0)
         sms = INTERPRETED_SMS if self.interpreted else _multiprocessors(device)
         self.shape = shape_of(problem, out, lse, sms=sms, pdl=self.pdl, aligned=aligned)
-        self.decode: Callable[..., None]
-        self.merge: Callable[..., None]
-        if self.interpreted:
-            self.decode = self._interpret(decode_kernel, self.shape.decode_grid, self.shape.decode_constants)
-            self.merge = self._interpret(merge_kernel, self.shape.merge_grid, self.shape.merge_constants)
-            return
-        if torch.cuda.is_current_stream_capturing():
+        strides, self.deterministic, self.most = self.shape.strides, problem.deterministic, most_keys(problem)
+        self.rows = self.shape.part_rows(problem)
+        self.decode_numbers = tuple(strides[name] for name in DECODE_NUMBERS)
+        self.merge_numbers = tuple(strides[name] for name in MERGE_NUMBERS)
+        if not self.interpreted and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(_FIRST_IN_CAPTURE)
-        arguments = self._arguments(problem, out, lse, _scratch(problem, self.shape))
         tile, merge = self.shape.tile, self.shape.merge
         kernel: Any = decode_kernel
         if tile.hopper:
             from mla.backends.trtllm_gen.hopper_kernel import hopper_kernel as kernel
-        self.decode = self._compile(
-            kernel, arguments[0], self.shape.decode_grid, self.shape.decode_constants, tile.warps
-        )
-        self.merge = self._compile(
-            merge_kernel, arguments[1], self.shape.merge_grid, self.shape.merge_constants, merge.warps
-        )
+        like = torch.empty(16, dtype=torch.float32, device=device)  # what stands for scratch while compiling
+        decode, merged = self._arguments(problem, out, lse, like, like, self.most)
+        make = self._interpret if self.interpreted else self._compile
+        self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile.warps)
+        self.merge = make(merge_kernel, merged, self.shape.merge_grid, self.shape.merge_constants, merge.warps)
 
     def __call__(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
-        decode, merge = self._arguments(problem, out, lse, _scratch(problem, self.shape))
+        rows, most = self.rows, self.most
+        if self.deterministic:  # here alone max_seq_len matters
+            rows, most = self.shape.part_rows(problem), most_keys(problem)
+        scratch = _scratch(problem, rows)
+        part: Any = scratch.data_ptr()
+        part_lse: Any = part + rows * R * 4
+        if part % 16:
+            part, part_lse = part + 16 - part % 16, part_lse + 16 - part % 16
+        if self.interpreted:
+            numbers = scratch[-scratch.data_ptr() % 16 :][: rows * (R + 1) * 4].view(torch.float32)
+            part, part_lse = numbers[: rows * R], numbers[rows * R :]
+        decode, merge = self._arguments(problem, out, lse, part, part_lse, most)
         self.decode(*decode)
         self.merge(*merge)
 
     def _arguments(
-        self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None, scratch: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[Arguments, Arguments]:
+        self, p: Problem, out: torch.Tensor, lse: torch.Tensor | None, part: Any, part_lse: Any, most: int
+    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         """What is passed to the two kernels, in the order of their parameters, without the constants."""
-        p, s, (part, part_lse) = problem, self.shape.strides, scratch
-        lse = part_lse if lse is None else lse  # a pointer that nobody follows
+        at_lse = part_lse if lse is None else lse  # a pointer that nobody follows
         sinks = part_lse if p.sinks is None else p.sinks
-        most = most_keys(p)
-        decode = (
-            p.query, p.kv_cache, p.block_tables, p.seq_lens, out, lse, sinks, p.bmm1_scale, p.bmm2_scale, part,
-            part_lse,
-            s["stride_q_request"], s["stride_q_token"], s["stride_q_head"], s["stride_page"], s["stride_table_request"],
-            s["stride_table_token"], s["stride_table"], s["stride_lens"], s["stride_sink"], s["stride_out_request"],
-            s["stride_out_token"], s["stride_out_head"], s["stride_lse_request"], s["stride_lse_token"],
-            s["stride_lse_head"], s["items"], s["teams"], s["tiles"], s["width"], s["num_pages"], most,
+        return (
+            (p.query, p.kv_cache, p.block_tables, p.seq_lens, out, at_lse, sinks, p.bmm1_scale, p.bmm2_scale, part,
+             part_lse, *self.decode_numbers, most),
+            (part, part_lse, p.seq_lens, out, at_lse, sinks, p.bmm2_scale, *self.merge_numbers, most),
         )  # fmt: skip
-        merge = (
-            part, part_lse, p.seq_lens, out, lse, sinks, p.bmm2_scale, s["stride_lens"], s["stride_sink"],
-            s["stride_out_request"], s["stride_out_token"], s["stride_out_head"], s["stride_lse_request"],
-            s["stride_lse_token"], s["stride_lse_head"], s["items"], s["teams"], s["tiles"], most,
-        )  # fmt: skip
-        return decode, merge
 
-    @staticmethod
-    def _interpret(kernel: Any, grid: int, constants: dict[str, Any]) -> Callable[..., None]:
-        return lambda *arguments: kernel[(grid,)](*arguments, **constants)
+    def _interpret(
+        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], warps: int
+    ) -> Callable[..., None]:
+        def start(*given: Any) -> None:
+            kernel[(grid,)](*given, **constants)
+
+        return start
 
     def _compile(
-        self, kernel: Any, arguments: Arguments, grid: int, constants: dict[str, Any], warps: int
+        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], warps: int
     ) -> Callable[..., None]:
         """The kernel loaded on its device, as a function of its arguments."""
         options = {"num_warps": warps} | ({"launch_pdl": True} if self.pdl else {})
@@ -114,18 +123,12 @@ def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _scratch(problem: Problem, shape: Shape) -> tuple[torch.Tensor, torch.Tensor]:
-    """(parts, their lse), fp32: in the workspace if they fit, else allocated on the current stream."""
-    rows = shape.part_rows(problem)
-    workspace = problem.workspace
-    if workspace is not None:
-        skip = -workspace.data_ptr() % 16
-        needed = rows * (R + 1) * 4
-        if workspace.nbytes >= skip + needed:
-            whole = workspace.view(-1).view(torch.uint8)[skip : skip + needed].view(torch.float32)
-            return whole[: rows * R], whole[rows * R :]
-    whole = torch.empty(rows * (R + 1), dtype=torch.float32, device=problem.device)
-    return whole[: rows * R], whole[rows * R :]
+def _scratch(problem: Problem, rows: int) -> torch.Tensor:
+    """Bytes for parts of so many rows and their lse, with room to align them: the workspace if it is large enough."""
+    workspace, needed = problem.workspace, rows * (R + 1) * 4 + 15
+    if workspace is not None and workspace.nbytes >= needed:
+        return workspace.view(-1).view(torch.uint8) if workspace.dtype is not torch.uint8 else workspace
+    return torch.empty(needed, dtype=torch.uint8, device=problem.device)  # ordered on the current stream
 
 
 class Launcher:
@@ -148,11 +151,16 @@ class Launcher:
 
     def find(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Launch:
         """The launch, compiled now if this kind of call is new."""
-        aligned = is_aligned(problem, out)
-        key = (problem.kind, aligned) if problem.kind is not None else (_kind(problem, out, lse), aligned)
+        kind = _kind(problem, out, lse) if problem.kind is None else problem.kind
+        key = (  # the compiled code may count on these three being aligned, and on no other address
+            kind,
+            problem.query.data_ptr() % 16 == 0,
+            problem.kv_cache.data_ptr() % 16 == 0,
+            out.data_ptr() % 16 == 0,
+        )
         launch = self._known.get(key)
         if launch is None:
-            launch = Launch(problem, out, lse, aligned=aligned)
+            launch = Launch(problem, out, lse, aligned=is_aligned(problem, out))
             with self._lock:
                 if len(self._known) >= self.MOST:
                     self._known.clear()

@@ -11,7 +11,8 @@ from mla.backends.trtllm_gen.plan_kernel import keys_of, locate, owner_of, piece
     do_not_specialize=[
         "bmm2", "stride_lens", "stride_sink", "stride_out_request", "stride_out_token", "stride_out_head",
         "stride_lse_request", "stride_lse_token", "stride_lse_head", "items", "teams", "tiles", "most",
-    ]
+    ],
+    do_not_specialize_on_alignment=["lens_ptr", "lse_ptr", "sinks_ptr", "bmm2"]
 )  # fmt: skip
 def merge_kernel(
     part_ptr, part_lse_ptr, lens_ptr, out_ptr, lse_ptr, sinks_ptr, bmm2, stride_lens: tl.int64, stride_sink: tl.int64,

@@ -8,6 +8,8 @@ weights p_j (softmax, sink included), values v_j, exact result o, and A = sum_j 
     scores    2 dz (A + |o|)                dz: the error of one score, from accumulating D products
     weights   sum_j d_j (|v_j| + |o|)       d_j = max(u p_j, s p_max): relative rounding, absolute below the subnormals
     sums      (g_n + u_split) A             accumulation over n keys, one 16-bit rounding of partial results
+    flushes   t sum_j (2 |v_j| + [v_j != 0])  t = 2^-126: a weight below the normal fp32 numbers (under a large sink,
+                                            say), the factor that ends a row, and a product may become 0
     output    u_out |o|                     one rounding (plus the smallest step of the format, where o is not 0)
 
 Nothing here is measured or tuned. Worst cases are meant: no honest implementation is ever refused.
@@ -26,6 +28,7 @@ from mla.reference.precision import ieee_matmul
 
 MMA_DEPTH = 16  # products that a tensor core sums at once before it rounds; fp8 instructions take 32
 FP32_STEP = 2.0**-23  # of an fp32 accumulator that truncates (tensor cores do)
+FP32_TINY = 2.0**-126  # the smallest normal fp32: what is less may be flushed to zero
 FP8_STEP = 2.0**-13  # of sm_90's accumulator behind e4m3 products, which keeps 14 bits
 
 
@@ -73,6 +76,9 @@ def budget(problem: Problem, exact: torch.Tensor, exact_lse: torch.Tensor) -> Bu
         problem: the problem.
         exact: float64 [B, Q, H, R], `mla.reference.decode(problem, torch.float64)`.
         exact_lse: float64 [B, Q, H], likewise.
+
+    Returns:
+        The largest absolute error that each element may have; 0 for a row without a key.
     """
     p = problem
     out, lse = torch.zeros_like(exact), torch.zeros_like(exact_lse)
@@ -120,5 +126,7 @@ def _row_budget(
     per_sum = (n / 32) * FP8_STEP if p.kv_cache.dtype is E4M3 else 0.0
     per_sum += (n / MMA_DEPTH + MMA_DEPTH) * FP32_STEP + SPLIT_UNIT.get(p.kv_cache.dtype, 0.0)
     out = score_share * (mass + size) + rounding @ values + lost * size + per_sum * mass
+    # Weights and products are flushed before bmm2 multiplies, the factor that ends a row after it.
+    flushed = (bmm2 + (bmm2 > 0)) * values.sum(dim=0) + bmm2 * (values > 0).sum(dim=0)  # [R]
     share = score_error + lost.squeeze(-1) + (n / MMA_DEPTH + MMA_DEPTH) * FP32_STEP
-    return bmm2 * out, share / (0.6931471805599453 if p.lse_base == "base2" else 1.0)
+    return bmm2 * out + FP32_TINY * flushed, share / (0.6931471805599453 if p.lse_base == "base2" else 1.0)

@@ -48,8 +48,24 @@ class Call:
 def build(case: Case, device: torch.device | str = "cpu") -> Call:
     """The call that `case` describes. The same bits on every machine and device.
 
+    Args:
+        case: what to build.
+        device: where its tensors go.
+
+    Returns:
+        The call, with poison in everything that must not be read.
+
     Raises:
-        ValueError, TypeError: the case is no legal problem (dtypes that do not go together, say).
+        ValueError: the case is no legal problem.
+        TypeError: its dtypes do not go together.
+
+    Example:
+        >>> import mla
+        >>> from mla.testing import Case, assert_close
+        >>> call = build(Case(lengths=(5, 130), heads=2))
+        >>> assert_close(call.run(mla.trtllm_batch_decode_with_kv_cache_mla), call.problem)
+        >>> call.disturbed()
+        []
     """
     make = _Maker(case, torch.device(device))
     arguments: dict[str, Any] = {

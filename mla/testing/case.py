@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-SM_SCALE = (128 + 64) ** -0.5  # 1 / sqrt of the head dimension before absorption
+SM_SCALE = (128 + 64) ** -0.5  #: 1 / sqrt of the head dimension before absorption
 
 CHOICES: dict[str, tuple[str | None, ...]] = {
     "query": ("bfloat16", "float16", "float8_e4m3fn", "float32", "float64"),
@@ -41,25 +41,39 @@ class Case:
 
     Attributes:
         lengths: KV length of each request; B is their number. May be 0 or less than q_len.
-        q_len, heads, page_size: Q, H, P.
-        query, cache, out: dtype names; out None is no buffer given.
-        top_k: K, or 0 for dense. slots: what the sparse lists hold: "plain" visible slots in random order, "holes"
-            negative ones among them, "front" holes first, "past" slots past the pool, "duplicates", "all_holes".
+        q_len: Q.
+        heads: H.
+        page_size: P.
+        query: dtype name of the query.
+        cache: dtype name of the cache.
+        out: dtype name of the given output; None is no buffer given.
+        top_k: K, or 0 for dense.
+        slots: what the sparse lists hold: "plain" visible slots in random order, "holes" negative ones among them,
+            "front" holes first, "past" slots past the pool, "duplicates", "all_holes".
         sinks: "none", "normal", "large" (plus and minus 30), "off" (minus infinity), "listed" (one tensor in a list).
         scores: "normal", "peaked" (one key wins), "flat", "equal" (q = 0: every key weighs the same), "one_hot" (query
             and keys along one axis: the softmax of a ramp).
         values: the latents: "normal", "ones", "position" (token j is j mod 64), "request" (request b is b + 1),
             "alternating" (plus and minus 1).
-        bmm1, bmm2: the scales; scale_form: how they are passed.
+        bmm1: bmm1_scale.
+        bmm2: bmm2_scale.
+        scale_form: how they are passed: "float", "tensor" (of no dimension) or "tensor4d".
         unread: what lies in each slot, page and gap that must not be read: "nan", "inf", "max", "zero", "noise".
         tail: ids in the table columns that must not be read.
-        spare_pages: pages that belong to nobody. table_slack: columns more than needed.
+        spare_pages: pages that belong to nobody.
+        table_slack: columns more than needed.
         far_pages: so many pages, never touched, lie before all others: addresses beyond 32 bits without the memory
             traffic (58300 pages of 64 pass 2^31 elements). Only with cache_layout "packed".
-        query_layout, cache_layout, table_layout, out_layout: how the tensors lie in larger buffers.
-        cache_rank: 3 or 4 dimensions. out_rank: 4, or 3 when q_len is 1.
-        tables, lens: index dtypes.
-        lse: "none", "returned", or a buffer "flat" [B*Q, H], "rows" [B, Q, H], "transposed". lse_base: its base.
+        query_layout: how the query lies in a larger buffer: "packed", "wider", "transposed", "offset", "spread".
+        cache_layout: the same: "packed", "layers", "every_second", "wider", "offset".
+        table_layout: the same: "packed", "sliced", "spread".
+        out_layout: the same: "packed", "sliced", "transposed", "offset".
+        cache_rank: 3 or 4 dimensions.
+        out_rank: 4, or 3 when q_len is 1.
+        tables: dtype name of the block table.
+        lens: dtype name of the lengths.
+        lse: "none", "returned", or a buffer "flat" [B*Q, H], "rows" [B, Q, H], "transposed".
+        lse_base: its base, "base2" or "basee".
         max_slack: max_seq_len is the largest length plus this.
         workspace: "none", or its contents.
         seed: everything random comes from it.
@@ -122,6 +136,7 @@ class Case:
 
     @property
     def batch(self) -> int:
+        """B."""
         return len(self.lengths)
 
     def visible(self, request: int, token: int) -> int:

@@ -136,7 +136,15 @@ def _finite(got: torch.Tensor, exact: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def signal_to_noise(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """10 log10(|exact|^2 / |got - exact|^2) in decibels over the elements finite in both; inf when they are equal."""
+    """Signal to noise over the elements finite in both; information, not a judgement.
+
+    Args:
+        got: any floats.
+        exact: the right ones, of the same shape.
+
+    Returns:
+        10 log10(sum exact^2 / sum (got - exact)^2) in decibels; inf when they are equal.
+    """
     a, b = _finite(got, exact)
     noise, signal = float((a - b).square().sum()), float(b.square().sum())
     if noise == 0:
@@ -145,7 +153,15 @@ def signal_to_noise(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def cosine(got: torch.Tensor, exact: torch.Tensor) -> float:
-    """Cosine similarity over the elements finite in both; NaN when one of them is zero."""
+    """Cosine similarity over the elements finite in both; information, not a judgement.
+
+    Args:
+        got: any floats.
+        exact: the right ones, of the same shape.
+
+    Returns:
+        A number from -1 to 1; NaN when one of the two is zero.
+    """
     a, b = _finite(got, exact)
     norm = float(a.norm() * b.norm())
     return float((a @ b) / norm) if norm > 0 else math.nan

@@ -60,6 +60,7 @@ class Kernel:
         return (out, lse) if arguments.get("return_lse") else out
 
     def new_out(self, p: Problem) -> torch.Tensor:
+        """The output, when none is given."""
         return torch.empty(p.batch, p.q_len, p.num_heads, p.kv_lora_rank, dtype=p.out_dtype, device=p.device)
 
     def row(self, p: Problem, b: int, t: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,9 +108,11 @@ class Kernel:
         return (self.bmm1(p) * LOG2E) * (query @ keys.T)
 
     def bmm1(self, p: Problem) -> float:
+        """What the scores are multiplied by."""
         return float(p.bmm1_scale)
 
     def bmm2(self, p: Problem) -> float:
+        """What the output is multiplied by."""
         return float(p.bmm2_scale)
 
     def bounds(self, p: Problem, n: int) -> list[tuple[int, int]]:
@@ -173,18 +176,28 @@ class Kernel:
         return out, self.log(p, state)
 
     def log(self, p: Problem, state: State) -> torch.Tensor:
+        """[H] the log-sum-exp in the problem's base."""
         base2 = state.top + torch.log2(state.total)
         return base2 if p.lse_base == "base2" else base2 / LOG2E
 
     def store(
         self, p: Problem, out: torch.Tensor, lse: torch.Tensor, b: int, t: int, row: torch.Tensor, row_lse: torch.Tensor
     ) -> None:
+        """Write one row."""
         out[b, t] = row.to(out.dtype)
         lse[b, t] = row_lse
 
 
 def honest(cache: str, splits: int = 5) -> dict[str, Kernel]:
-    """The honest ways to compute a problem with that cache dtype, by name; `splits` is how many parts keys go into."""
+    """The honest ways to compute a problem: each rounds what some published kernel rounds, and nothing else.
+
+    Args:
+        cache: the cache's dtype name.
+        splits: how many parts the keys of a row are dealt into, where a way splits.
+
+    Returns:
+        name -> a kernel with the signature of the call.
+    """
     ways = {
         "fp32 weights": Kernel(),
         "fp32 weights, splits merged in fp32": Kernel(splits=splits, block=16),

@@ -25,7 +25,10 @@ class Profile:
     Attributes:
         pairs: (query, cache) dtype names.
         out_dtypes: dtype names of given outputs; a kernel that cannot fill a given one claims none: ().
-        dense, sparse, sinks, lse: modes and features.
+        dense: dense calls.
+        sparse: sparse calls.
+        sinks: sinks.
+        lse: the log-sum-exp.
         lse_bases: "base2", "basee", or both.
         max_q_len: the largest Q, or None.
         heads: the head counts, or None for any.

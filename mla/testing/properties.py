@@ -49,6 +49,7 @@ def uniform(base: Case, **changes: Any) -> Case:
     return replace(base, scores="equal", values="position", **changes)
 
 
+#: Everything that `judge_kernel` asks, in its order.
 PROPERTIES: tuple[Property, ...] = (
     Property(
         "mask",

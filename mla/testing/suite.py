@@ -35,8 +35,10 @@ class Failure:
     """The first failing case of a property.
 
     Attributes:
-        case: as the suite has it. smallest: the simplest that fails the same property, as far as shrinking got.
-        kind: a key of `WORDS`. text: the judge's message for `smallest`.
+        case: as the suite has it.
+        smallest: the simplest that fails the same property, as far as shrinking got.
+        kind: a key of `mla.testing.suite.WORDS`.
+        text: the judge's message for `smallest`.
     """
 
     case: Case
@@ -50,9 +52,11 @@ class Finding:
     """What came out for one property.
 
     Attributes:
-        name, sentence: of the property.
+        name: of the property.
+        sentence: what the property says holds.
         verdict: "holds", "fails", "not claimed", or "not judged here" (it needs a GPU).
-        judged, skipped: how many cases were judged, and how many need something that is not claimed.
+        judged: how many cases were judged.
+        skipped: how many need something that is not claimed.
         failed: how many of the judged ones failed.
         failure: the first of them, or None.
         seconds: how long it took.
@@ -70,7 +74,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings about one kernel on one device."""
+    """All findings about one kernel on one device.
+
+    Attributes:
+        kernel: its name.
+        device: "cpu" or "cuda".
+        profile: what it claims.
+        findings: one per property, in order.
+        about: versions, GPU, date and commit.
+    """
 
     kernel: str
     device: str
@@ -105,7 +117,18 @@ def outcome(
 def judge_property(
     prop: Property, function: Function, profile: Profile, device: str, *, shrinking: bool = True
 ) -> Finding:
-    """Judge the claimed cases of one property, and shrink the first that fails."""
+    """Judge the claimed cases of one property, and shrink the first that fails.
+
+    Args:
+        prop: the property.
+        function: a function with the keyword arguments of `mla.trtllm_batch_decode_with_kv_cache_mla`.
+        profile: what it claims.
+        device: "cpu" or "cuda".
+        shrinking: make the failing case small (needs hypothesis; without it it comes as it is).
+
+    Returns:
+        What came out.
+    """
     start = time.perf_counter()
     judged = skipped = failed = 0
     first: tuple[Case, tuple[str, str]] | None = None
@@ -185,8 +208,18 @@ def judge_kernel(
         shrinking: make failing cases small (needs hypothesis; without it they come as they are).
         only: names of properties to judge; all when empty.
 
+    Returns:
+        An iterator over the findings, as they come.
+
     Raises:
         ValueError: a name in `only` is unknown, or the profile does not claim the device.
+
+    Example:
+        >>> import mla
+        >>> from mla.testing import Profile
+        >>> (finding,) = judge_kernel(mla.trtllm_batch_decode_with_kv_cache_mla, Profile(), only=("mask",))
+        >>> finding.name, finding.verdict, finding.failed
+        ('mask', 'holds', 0)
     """
     known = [prop.name for prop in PROPERTIES] + ["random problems"]
     for name in only:

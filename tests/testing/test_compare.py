@@ -160,3 +160,38 @@ def test_the_budget_grows_with_what_formats_lose_and_with_nothing_else():
     assert largest(cache="float32", query="float32") < largest(cache="float16", query="float16")
     assert largest(out="float32") < largest()
     assert largest(bmm2=2.0) == pytest.approx(2 * largest(), rel=1e-6)
+
+
+DROWNED = Case(lengths=(0, 0, 0, 2, 0), q_len=2, heads=4, page_size=2, top_k=2, sinks="large", scores="peaked", values="request", bmm1=0.1352, tail="zero", spare_pages=2, table_slack=0, lse="none")  # fmt: skip
+
+
+def test_weights_that_fp32_flushes_to_zero_under_a_large_sink_are_right():
+    call = build(DROWNED)
+    exact = decode(call.problem)
+    weights = exact[0][3, 1, 0, 0] / 4.0  # of both keys together; every value is 4
+    assert 2.0**-126 < weights < 2 * 2.0**-126
+    out, _ = call.run(mla.trtllm_batch_decode_with_kv_cache_mla)
+    assert out[3, 1, 0, 0] == 0.0
+    assert_close(out, call.problem)
+    assert_close(exact[0].bfloat16(), call.problem)
+
+
+def test_flushing_excuses_what_fp32_cannot_hold_and_nothing_larger():
+    call = build(DROWNED)
+    exact = decode(call.problem)
+    out = exact[0].bfloat16()
+    out[3, 1, 0, 0] = 2.0**-122  # two keys of value 4 excuse 2 * (4 + 4) + 2 times 2^-126, the output one more
+    assert_close(out, call.problem)
+    out[3, 1, 0, 0] = 2.0**-121
+    with pytest.raises(Mismatch, match="errors exceed the budget in 1 of"):
+        assert_close(out, call.problem)
+
+
+@pytest.mark.parametrize("bmm2", [0.0, 1.0])
+def test_flushing_excuses_nothing_where_the_exact_answer_cannot_be_flushed(bmm2):
+    """Values that are all 0, and a scale of 0, give 0 whatever becomes of the weights."""
+    call = build(Case(lengths=(9,), heads=2, values="ones", scores="normal", bmm2=bmm2, unread="zero"))
+    if bmm2:
+        call.arguments["kv_cache"].zero_()
+    allowed = budget(call.problem, *decode(call.problem))
+    assert (allowed.out == 0).all()

@@ -1,0 +1,32 @@
+"""A type in a signature carries the module that defines it; readers are led to the public name, `mla.` or `mla.testing.`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+PUBLIC = ("mla", "mla.testing")
+
+
+def lead_to_the_public_name(
+    app: Sphinx, env: Any, node: Any, content: nodes.TextElement
+) -> nodes.reference | None:
+    if node.get("refdomain") != "py" or not node["reftarget"].startswith("mla."):
+        return None
+    leaf = node["reftarget"].rpartition(".")[2]
+    domain = env.get_domain("py")
+    for package in PUBLIC:
+        name = f"{package}.{leaf}"
+        if name in domain.objects:
+            found: nodes.reference | None = domain.resolve_xref(
+                env, node["refdoc"], app.builder, "obj", name, node, content
+            )
+            return found
+    return None
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("missing-reference", lead_to_the_public_name)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

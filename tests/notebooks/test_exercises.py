@@ -1,0 +1,131 @@
+"""The exercises: right answers are right, wrong ones are not, and no committed notebook has one solved."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("numpy")
+
+ANSWERS: dict[str, Any] = {
+    "01-bytes": 1152,
+    "01-ratio": 71,
+    "01-position": "rotation",
+    "02-slot-of-8": 16,
+    "02-pages": 7,
+    "02-waste": 188,
+    "03-scaled": 7,
+    "03-sink": 1,
+    "03-lse": 4,
+    "03-list": 6.33,
+    "04-two-parts": 4,
+    "04-weights": 5,
+    "04-sink": 4,
+    "05-first": 5,
+    "05-length": 103,
+    "05-blocks": 1,
+    "06-entry": 64005,
+    "06-mean": 5,
+    "06-sink": 6,
+}
+
+
+def absorb(q: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.stack([w[h].T @ q[h] for h in range(len(q))])
+
+
+def slot(tables: torch.Tensor, b: int, j: int, page_size: int) -> int:
+    return int(tables[b, j // page_size]) * page_size + j % page_size
+
+
+def merge(out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor) -> tuple[Any, Any]:
+    top = torch.maximum(lse_a, lse_b)
+    a, b = torch.exp2(lse_a - top), torch.exp2(lse_b - top)
+    return (a[:, None] * out_a + b[:, None] * out_b) / (a + b)[:, None], top + torch.log2(a + b)
+
+
+def visible(length: int, q_len: int, t: int) -> int:
+    return max(length - q_len + t + 1, 0)
+
+
+def counted(entries: list[int], n: int, pool: int) -> list[int]:
+    return [entry for entry in entries[:n] if 0 <= entry < pool]
+
+
+def quantize(x: torch.Tensor) -> tuple[torch.Tensor, float]:
+    scale = float(x.abs().max()) / 448
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+SOLVED: dict[str, Callable[..., Any]] = {
+    "01-absorb": absorb,
+    "02-slot": slot,
+    "04-merge": merge,
+    "05-visible": visible,
+    "06-counted": counted,
+    "07-quantize": quantize,
+}
+
+MISTAKEN: dict[str, Callable[..., Any]] = {
+    "01-absorb": lambda q, w: absorb(-q, w),
+    "02-slot": lambda tables, b, j, page_size: int(tables[b, j // page_size]),
+    "04-merge": lambda out_a, lse_a, out_b, lse_b: merge(out_a, lse_a / 2, out_b, lse_b),
+    "05-visible": lambda length, q_len, t: length - q_len + t + 1,
+    "06-counted": lambda entries, n, pool: [entry for entry in entries if 0 <= entry < pool][:n],
+    "07-quantize": lambda x: (x.to(torch.float8_e4m3fn), 1.0),
+}
+
+
+def test_every_exercise_has_an_answer_here(exercises: Any) -> None:
+    assert set(exercises.FINGERPRINTS) == set(ANSWERS)
+    assert set(exercises.FUNCTIONS) == set(SOLVED) == set(MISTAKEN)
+
+
+def test_every_exercise_stands_in_its_notebook_and_is_not_solved_there(exercises: Any, folder: Path) -> None:
+    asked = {}
+    for path in folder.glob("[0-9][0-9]_*.py"):
+        for name, answer in re.findall(r'^check\("([^"]*)", (\w+)\)$', path.read_text(), re.M):
+            assert name.startswith(path.name[:2]), name
+            assert name not in asked, name
+            asked[name] = answer
+    assert set(asked) == {*exercises.FINGERPRINTS, *exercises.FUNCTIONS}
+    assert {asked[name] for name in exercises.FINGERPRINTS} == {"None"}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_right_answer_is_right_and_another_is_wrong(name: str, exercises: Any) -> None:
+    answer = ANSWERS[name]
+    assert exercises.verdict(name, answer) == exercises.RIGHT
+    other = f"not {answer}" if isinstance(answer, str) else [0] if isinstance(answer, list) else answer + 1
+    assert exercises.verdict(name, other).startswith("wrong: ")
+    assert exercises.verdict(name, None) == exercises.OPEN
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_a_right_function_is_right_and_a_mistaken_one_is_wrong(name: str, exercises: Any) -> None:
+    assert exercises.verdict(name, SOLVED[name]) == exercises.RIGHT
+    assert exercises.verdict(name, MISTAKEN[name]).startswith("wrong: ")
+    assert exercises.verdict(name, lambda *given, **named: None) == exercises.OPEN
+    assert exercises.verdict(name, 7).startswith("wrong: it is a int")
+
+
+def test_a_function_that_raises_is_wrong_and_says_how(exercises: Any) -> None:
+    def broken(*given: Any) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    assert exercises.verdict("02-slot", broken) == "wrong: it raised ZeroDivisionError: division by zero"
+
+
+def test_an_unknown_exercise_names_the_known_ones(exercises: Any) -> None:
+    with pytest.raises(ValueError, match=r"name is '99-x'; expected one of 01-bytes, "):
+        exercises.verdict("99-x", 1)
+
+
+def test_printing_says_which_exercise_it_was(exercises: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    exercises.check("03-lse", 4.0)
+    assert capsys.readouterr().out == "03-lse: right\n"

@@ -1,0 +1,46 @@
+"""Each notebook runs from a clean kernel, and shows what the committed one shows."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NEEDED = ("jupytext", "nbclient", "nbformat", "ipykernel", "matplotlib")
+ABSENT = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(bool(ABSENT), reason=f"not installed: {', '.join(ABSENT)}")
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.py"))
+TOOLCHAINS = {"08": "triton"}
+"""What a notebook needs besides; one that is not installed here skips its run."""
+
+
+def kinds(cell: Any) -> list[str]:
+    """What a cell shows: streams by name, pictures and values by type. Noise on stderr may differ by machine."""
+    shown = [
+        output.get("name") or "/".join(sorted(output.get("data", {"error": 0}))) for output in cell.get("outputs", [])
+    ]
+    return [kind for kind in shown if kind != "stderr"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_the_notebook_runs(
+    path: Path, pairing: Any, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needed = TOOLCHAINS.get(path.name[:2])
+    if needed and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
+    # The kernel starts in the notebooks' folder: it sees the tree as this process does, or what is installed.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    if pytestconfig.getini("pythonpath"):
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # no settings and no history of the user
+    for name in ("COV_CORE_SOURCE", "COV_CORE_CONFIG", "COV_CORE_DATAFILE", "TRITON_INTERPRET", "MLA_STRICT"):
+        monkeypatch.delenv(name, raising=False)
+    run = pairing.executed(path)
+    committed = pairing.read(path.with_suffix(".ipynb"))
+    assert [kinds(cell) for cell in run.cells] == [kinds(cell) for cell in committed.cells]
