@@ -37,7 +37,8 @@ intersphinx_mapping = (
     if os.environ.get("MLA_DOCS_ONLINE") == "1"
     else {}
 )
-nitpick_ignore_regex = [("py:.*", r"(torch|collections|typing|types|argparse|pathlib)\..*")]
+nitpick_ignore_regex = [("py:.*", r"(torch|collections|typing)\..*")]
+nitpick_ignore = [("py:class", "mla.testing.emulate.State"), ("py:class", "mla.testing.layouts.Watch")]  # not public
 
 default_role = "code"  # in docstrings `name` is code
 maximum_signature_line_length = 80
@@ -54,6 +55,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # notebooks are shown as they were saved; a test runs them
 
 copybutton_exclude = ".linenos, .gp, .go"
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"mla {release}"
 html_static_path = ["_static"]

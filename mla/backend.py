@@ -13,8 +13,15 @@ from mla.problem import Problem
 class Backend(Protocol):
     """The whole interface between `mla` and a kernel.
 
-    A backend may also have `capabilities: mla.Capabilities`, from which tables and tests are made; `why_not` is then
-    usually `return self.capabilities.refusals(problem)`.
+    A backend may also have
+
+    * `capabilities: mla.Capabilities`, from which tables and tests are made; `why_not` is then usually
+      `return self.capabilities.refusals(problem)`;
+    * `warmup(problem, out, lse)`, which compiles and loads what the problem needs and runs nothing;
+    * `bind(problem, out, lse)`, which returns `run(query, kv_cache, block_tables, seq_lens, out, lse, sinks,
+      bmm1_scale, bmm2_scale, workspace, max_seq_len)` for later calls that differ from this one in addresses, device
+      values, floats and max_seq_len at most. Such calls are checked no more, and `why_not` is not asked again: have
+      `bind` only if `why_not` looks at nothing that they can differ in.
     """
 
     @property

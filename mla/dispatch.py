@@ -66,7 +66,7 @@ class Explanation:
 
     @property
     def reasons(self) -> dict[str, tuple[str, ...]]:
-        """name -> why that backend cannot run it: those that refuse and those that are broken."""
+        """name -> why that backend cannot run it, of those that refuse and those that are broken."""
         return {name: verdict.reasons for name, verdict in self.verdicts.items() if verdict.reasons}
 
     def __str__(self) -> str:

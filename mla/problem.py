@@ -27,7 +27,7 @@ class Problem:
     """
 
     query: torch.Tensor  #: [B, Q, H, D]
-    kv_cache: torch.Tensor  #: [N, P, D], a view: the caller's axis of size 1 is gone
+    kv_cache: torch.Tensor  #: [N, P, D], a view without the caller's axis of size 1
     block_tables: torch.Tensor  #: [B, W] page ids, or [B, Q, K] token slots when top_k > 0; int32 or int64
     seq_lens: torch.Tensor  #: [B], int32 or int64, the request's Q new tokens included
     max_seq_len: int  #: a bound for sizing, never a meaning
@@ -41,7 +41,7 @@ class Problem:
     out_dtype: torch.dtype  #: bf16 unless `out` says otherwise
     wants_lse: bool  #: the log-sum-exp must be written
     lse_base: LseBase  #: "base2" or "basee"
-    enable_pdl: bool | None  #: None: where the GPU supports it; never changes a bit
+    enable_pdl: bool | None  #: None is where the GPU supports it; never changes a bit
     deterministic: bool  #: a row's bits must depend neither on its batch mates nor on B or max_seq_len
     qk_nope_head_dim: int  #: 128; no part of the arithmetic
     kv_lora_rank: int  #: R

@@ -2,14 +2,12 @@
 
 Serving makes the same call thousands of times with other addresses, lengths and scales. Everything that the checks and
 the backend's refusals look at is put into one hashable `kind`; a kind that passed once passes again. Only backends that
-say so (`refuses_by_kind = True`) are remembered, and under "auto" only if those asked before say so, too: their
-`why_not` depends on the kind alone.
+have a `bind` are remembered: by it they say that their `why_not` depends on the kind alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -22,17 +20,17 @@ from mla.problem import Problem
 MOST = 4096  # kinds; then all are forgotten and checked anew
 
 _Tensor = torch.Tensor
-_seen: dict[Hashable, _Seen] = {}
+_seen: dict[Hashable, Seen] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """What became of a kind of call."""
+class _UnknownError(Exception):
+    """An argument that the quick way does not know how to describe."""
 
-    backend: Backend
-    problem: Problem  # without tensors: the fields that the kind fixes
-    reach: tuple[int, ...]  # bytes from the first to past the last, of the tensors in `_ranges`' order
-    squeeze: bool  # the cache came as [N, 1, P, D]
+
+def _of(value: Any) -> Hashable:
+    if type(value) is not _Tensor:
+        raise _UnknownError
+    return value.shape, value.stride(), value.dtype, value.device, value.layout, value.requires_grad
 
 
 def kind_of(
@@ -41,103 +39,109 @@ def kind_of(
     base: Any, deterministic: Any,
 ) -> Hashable:  # fmt: skip
     """All that is static about the call, or None for one that the quick way does not know how to describe."""
-    if not (type(query) is type(kv_cache) is type(tables) is type(lens) is _Tensor and type(bound) is int):
+    if not (
+        type(query) is type(kv_cache) is type(tables) is type(lens) is _Tensor
+        # 1, 1.0 and True are equal to each other and would be taken for one another.
+        and type(nope) is type(rank) is type(rope) is type(top_k) is type(bound) is int
+        and type(return_lse) is type(deterministic) is bool
+        and (pdl is None or type(pdl) is bool)
+        and bound >= 0
+    ):
         return None
-    if type(backend) is not str or not (base is None or type(base) is str):
+    try:
+        return (
+            query.shape, query.stride(), query.dtype, query.device, kv_cache.shape, kv_cache.stride(), kv_cache.dtype,
+            kv_cache.device, tables.shape, tables.stride(), tables.dtype, tables.device, lens.shape, lens.stride(),
+            lens.dtype, lens.device, nope, rank, rope, top_k, pdl, backend, return_lse, base, deterministic,
+            registry.generation(), workspace if workspace is None else _of(workspace), out if out is None else _of(out),
+            lse if lse is None else _of(lse), sinks if sinks is None else _of(sinks),
+            float if type(scale1) is float else _of(scale1), float if type(scale2) is float else _of(scale2),
+        )  # fmt: skip
+    except _UnknownError:
         return None
-    if type(sinks) is _Tensor and sinks.dtype is not torch.float32:  # they are cast: `find` would see other memory
-        return None
-    kind = [
-        query.shape, query.stride(), query.dtype, query.device, kv_cache.shape, kv_cache.stride(), kv_cache.dtype,
-        kv_cache.device, tables.shape, tables.stride(), tables.dtype, tables.device, lens.shape, lens.stride(),
-        lens.dtype, lens.device, nope, rank, rope, top_k, pdl, backend, return_lse, base, deterministic,
-        registry.generation(),
-    ]  # fmt: skip
-    for given in (workspace, out, lse, sinks, scale1, scale2):
-        if type(given) is _Tensor:
-            kind += (given.shape, given.stride(), given.dtype, given.device, given.layout, given.requires_grad)
-        elif given is None or type(given) is float:
-            kind.append(type(given))
-        else:
+
+
+class Seen:
+    """A kind of call that is legal, and whose backend is chosen and bound: what is left to do for the next one."""
+
+    def __init__(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None, run: Callable[..., None]) -> None:
+        p = problem
+        self.run = run
+        self.device, self.out_dtype = p.device, p.out_dtype
+        self.rows = (p.batch, p.q_len, p.num_heads)
+        self.out_shape = (*self.rows, p.kv_lora_rank)
+        self.wants_lse = p.wants_lse
+        read = (p.query, p.kv_cache, p.block_tables, p.seq_lens, p.sinks, p.bmm1_scale, p.bmm2_scale)
+        self.reach = tuple(map(_reach, (p.out, p.lse, *read)))
+        self.scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
+
+    def call(
+        self, query: Any, cache: Any, workspace: Any, tables: Any, lens: Any, bound: int, out: Any, scale1: Any,
+        scale2: Any, sinks: Any, return_lse: bool, lse: Any,
+    ) -> Any:  # fmt: skip
+        """The result of the call, or None when it needs the full checks after all."""
+        given1, given2, *scales = self.scales
+        if given1 is not scale1 or given2 is not scale2:  # a float object that was checked is good again
+            scales = [checks.scale("bmm1_scale", scale1, self.device), checks.scale("bmm2_scale", scale2, self.device)]
+            if type(scale1) is type(scale2) is float:
+                self.scales = (scale1, scale2, *scales)
+        if cache.ndim == 4:
+            cache = cache.squeeze(1)
+        if sinks is not None:
+            sinks = sinks.detach().to(torch.float32)
+        if (out is not None or lse is not None) and not self._apart(
+            out, lse, query, cache, tables, lens, sinks, *scales
+        ):
             return None
-    # 1, 1.0 and True are equal to each other and would be taken for one another.
-    if not (type(nope) is type(rank) is type(rope) is type(top_k) is int):
-        return None
-    if not (type(return_lse) is type(deterministic) is bool and (pdl is None or type(pdl) is bool)):
-        return None
-    return tuple(kind)
+        result, result_lse = out, lse
+        if out is None:
+            out = result = torch.empty(self.out_shape, dtype=self.out_dtype, device=self.device)
+        elif out.ndim == 3:
+            out = out.unsqueeze(1)
+        if self.wants_lse:
+            if lse is None:
+                result_lse = torch.empty(
+                    (self.rows[0] * self.rows[1], self.rows[2]), dtype=torch.float32, device=self.device
+                )
+                lse = result_lse.view(self.rows)
+            elif lse.ndim == 2:
+                lse = checks.lse(lse, *self.rows)
+        self.run(query, cache, tables, lens, out, lse, sinks, scales[0], scales[1], workspace, bound)
+        return (result, result_lse) if return_lse else result
 
-
-def find(kind: Hashable, *arguments: Any) -> tuple[Problem, Backend] | None:
-    """The problem and its backend, for a kind that was kept; the arguments as those of `kind_of`."""
-    seen = _seen.get(kind)
-    if seen is None:
-        return None
-    (query, cache, workspace, _, _, _, tables, lens, bound, _, out, scale1, scale2, sinks, *_, lse, _, _) = arguments
-    if bound < 0:
-        return None
-    like = seen.problem
-    if seen.squeeze:
-        cache = cache.squeeze(1)
-    scale1 = checks.scale("bmm1_scale", scale1, like.device)
-    scale2 = checks.scale("bmm2_scale", scale2, like.device)
-    if sinks is not None:
-        sinks = sinks.detach().to(torch.float32)
-    if out is not None or lse is not None:
-        if not _apart((out, lse), (query, cache, tables, lens, sinks, scale1, scale2), seen.reach):
-            return None
-        rows = (like.batch, like.q_len, like.num_heads)
-        out_view = None if out is None else out if out.ndim == 4 else out.unsqueeze(1)
-        lse_view = None if lse is None else lse if lse.ndim == 3 else checks.lse(lse, *rows)
-    else:
-        out_view = lse_view = None
-    problem = Problem(
-        query, cache, tables, lens, bound, like.top_k, scale1, scale2, sinks, workspace, out_view, lse_view,
-        like.out_dtype, like.wants_lse, like.lse_base, like.enable_pdl, like.deterministic, like.qk_nope_head_dim,
-        like.kv_lora_rank, like.qk_rope_head_dim, like.batch, like.q_len, like.num_heads, like.num_pages,
-        like.page_size, like.device, like.capability, kind,
-    )  # fmt: skip
-    return problem, seen.backend
-
-
-def keep(kind: Hashable, problem: Problem, backend: Backend) -> None:
-    """Remember that calls of this kind are legal and that this backend runs them."""
-    p, nothing = problem, torch.empty(0)
-    written = (p.out, p.lse)
-    read = (p.query, p.kv_cache, p.block_tables, p.seq_lens, p.sinks, p.bmm1_scale, p.bmm2_scale)
-    like = Problem(
-        nothing, nothing, nothing, nothing, 0, p.top_k, 0.0, 0.0, None, None, None, None, p.out_dtype, p.wants_lse,
-        p.lse_base, p.enable_pdl, p.deterministic, p.qk_nope_head_dim, p.kv_lora_rank, p.qk_rope_head_dim, p.batch,
-        p.q_len, p.num_heads, p.num_pages, p.page_size, p.device, p.capability,
-    )  # fmt: skip
-    if len(_seen) >= MOST:
-        _seen.clear()
-    _seen[kind] = _Seen(backend, like, tuple(map(_reach, (*written, *read))), squeeze=len(_shape_of_cache(kind)) == 4)
-
-
-def _shape_of_cache(kind: Hashable) -> torch.Size:
-    assert isinstance(kind, tuple)
-    shape: torch.Size = kind[4]
-    return shape
+    def _apart(self, out: Any, lse: Any, *read: Any) -> bool:
+        """Whether no address range of what is written meets another's; if one does, the exact check must decide."""
+        ranges = [
+            (value.data_ptr(), value.data_ptr() + length)
+            for value, length in zip((out, lse, *read), self.reach, strict=True)
+            if length
+        ]
+        outputs = (self.reach[0] > 0) + (self.reach[1] > 0)
+        return all(
+            end <= other or other_end <= first
+            for index, (first, end) in enumerate(ranges[:outputs])
+            for other, other_end in ranges[index + 1 :]
+        )
 
 
 def _reach(value: object) -> int:
+    """Bytes from the first to past the last that a tensor can reach; 0 for what is no tensor."""
     if not isinstance(value, _Tensor):
         return 0
     first, end = span(value)
     return end - first
 
 
-def _apart(written: tuple[Any, ...], read: tuple[Any, ...], reach: tuple[int, ...]) -> bool:
-    """Whether no address range of what is written meets another's; if one does, the exact check decides."""
-    ranges = [
-        (value.data_ptr(), value.data_ptr() + length)
-        for value, length in zip((*written, *read), reach, strict=True)
-        if length and isinstance(value, _Tensor)
-    ]
-    outputs = sum(1 for value, length in zip(written, reach, strict=False) if length and isinstance(value, _Tensor))
-    return all(
-        end <= other or other_end <= first
-        for index, (first, end) in enumerate(ranges[:outputs])
-        for other, other_end in ranges[index + 1 :]
-    )
+def find(kind: Hashable) -> Seen | None:
+    """What is known of a kind of call."""
+    return None if kind is None else _seen.get(kind)
+
+
+def keep(kind: Hashable, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None, backend: Backend) -> None:
+    """Remember that calls of this kind are legal and that this backend has run one."""
+    bind = getattr(backend, "bind", None)
+    if kind is None or bind is None:
+        return
+    if len(_seen) >= MOST:
+        _seen.clear()
+    _seen[kind] = Seen(problem, out, lse, bind(problem, out, lse))

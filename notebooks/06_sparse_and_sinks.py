@@ -19,12 +19,12 @@ import mla
 # %% [markdown]
 # ## How few keys matter
 #
-# One query over 4,096 random keys. Sort the weights and add them up. (Trained models are far more peaked than this.)
+# One query over 4,096 random keys. Sort the weights and add them up. (A trained model has its own curve.)
 
 # %%
 random = torch.Generator().manual_seed(1)
 keys = torch.randn(4096, 576, generator=random)
-query = 5 * torch.randn(576, generator=random)
+query = 2 * torch.randn(576, generator=random)
 weights = torch.softmax(192**-0.5 * (keys @ query), dim=0).sort(descending=True).values
 share = weights.cumsum(0)
 figure, axes = plt.subplots(figsize=(7, 2.4))

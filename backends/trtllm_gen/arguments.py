@@ -52,22 +52,29 @@ class Shape:
     parts: int
     piece: int
 
-    def part_rows(self, problem: Problem) -> int:
-        """Rows that scratch holds, each of R numbers and one lse in fp32."""
+    def part_rows(self, most: int) -> int:
+        """Rows that scratch holds, each of R numbers and one lse in fp32, for items of at most so many keys."""
         parts = self.parts
         if self.piece:
-            blocks = max(-(-most_keys(problem) // self.tile.keys), 1)
+            blocks = max(-(-most // self.tile.keys), 1)
             parts = self.items * -(-blocks // self.piece)
         return parts * self.tiles * self.tile.rows
 
 
-def most_keys(problem: Problem) -> int:
-    """The bound on an item's keys that the kernels are given."""
+def table_keys(problem: Problem) -> int:
+    """The bound on an item's keys that its table gives: K, or one more than a dense table holds."""
     if problem.is_sparse:
         return problem.top_k
-    table = min(problem.table_width * problem.page_size + 1, _LARGEST - 4096)
-    # Scratch of deterministic mode is sized by max_seq_len: a length beyond it must not write past the scratch.
-    return min(table, problem.max_seq_len) if problem.deterministic else table
+    return min(problem.table_width * problem.page_size + 1, _LARGEST - 4096)
+
+
+def most_keys(problem: Problem) -> int:
+    """The bound on an item's keys that the kernels are given.
+
+    Scratch of deterministic mode is sized by max_seq_len: a length beyond it must not write past the scratch.
+    """
+    keys = table_keys(problem)
+    return min(keys, problem.max_seq_len) if problem.deterministic else keys
 
 
 def is_aligned(problem: Problem, out: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -36,7 +37,6 @@ class TritonBackend:
     """backend="trtllm-gen": two Triton kernels, one that decodes and one that merges what was split."""
 
     name = "trtllm-gen"
-    refuses_by_kind = True  # why_not looks at nothing that two calls of one `Problem.kind` can differ in
 
     def __init__(self) -> None:
         self._launcher: Launcher | None = None
@@ -64,6 +64,10 @@ class TritonBackend:
     def warmup(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Compile and load what such a problem needs; nothing is launched or written."""
         self._launch().find(problem, out, lse)
+
+    def bind(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Callable[..., None]:
+        """A function that runs calls like this one; why_not looks at nothing that they can differ in."""
+        return self._launch().bind(problem, out, lse)
 
     def _launch(self) -> Launcher:
         if self._launcher is None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from mla.backends.trtllm_gen import interpreter
-from mla.backends.trtllm_gen.arguments import R, is_aligned, most_keys, shape_of
+from mla.backends.trtllm_gen.arguments import R, is_aligned, most_keys, shape_of, table_keys
 from mla.backends.trtllm_gen.decode_kernel import decode_kernel
 from mla.backends.trtllm_gen.merge_kernel import merge_kernel
 from mla.problem import Problem
@@ -40,6 +41,7 @@ class Launch:
     def __init__(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None, *, aligned: bool) -> None:
         device = problem.device
         self.interpreted = device.type == "cpu"
+        self.index: int | None = None
         if self.interpreted:
             interpreter.repair()
         else:
@@ -49,7 +51,8 @@ class Launch:
         sms = INTERPRETED_SMS if self.interpreted else _multiprocessors(device)
         self.shape = shape_of(problem, out, lse, sms=sms, pdl=self.pdl, aligned=aligned)
         strides, self.deterministic, self.most = self.shape.strides, problem.deterministic, most_keys(problem)
-        self.rows = self.shape.part_rows(problem)
+        self.table_keys = table_keys(problem)
+        self.rows = self.shape.part_rows(self.most)
         self.decode_numbers = tuple(strides[name] for name in DECODE_NUMBERS)
         self.merge_numbers = tuple(strides[name] for name in MERGE_NUMBERS)
         if not self.interpreted and torch.cuda.is_current_stream_capturing():
@@ -58,39 +61,58 @@ class Launch:
         kernel: Any = decode_kernel
         if tile.hopper:
             from mla.backends.trtllm_gen.hopper_kernel import hopper_kernel as kernel
-        like = torch.empty(16, dtype=torch.float32, device=device)  # what stands for scratch while compiling
-        decode, merged = self._arguments(problem, out, lse, like, like, self.most)
+        like = torch.empty(16, dtype=torch.float32, device=device)  # stands for scratch while compiling
+        p, at_lse, sinks = problem, like if lse is None else lse, like if problem.sinks is None else problem.sinks
+        decode: tuple[Any, ...] = (
+            p.query,
+            p.kv_cache,
+            p.block_tables,
+            p.seq_lens,
+            out,
+            at_lse,
+            sinks,
+            p.bmm1_scale,
+            p.bmm2_scale,
+        )
+        decode += (like, like, *self.decode_numbers, self.most)
+        merged = (like, like, p.seq_lens, out, at_lse, sinks, p.bmm2_scale, *self.merge_numbers, self.most)
         make = self._interpret if self.interpreted else self._compile
         self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile.warps)
         self.merge = make(merge_kernel, merged, self.shape.merge_grid, self.shape.merge_constants, merge.warps)
 
-    def __call__(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+    def __call__(
+        self, query: Any, cache: Any, tables: Any, lens: Any, out: Any, lse: Any, sinks: Any, scale1: Any, scale2: Any,
+        workspace: torch.Tensor | None, max_seq_len: int,
+    ) -> None:  # fmt: skip
+        """Start both kernels on the current stream."""
         rows, most = self.rows, self.most
         if self.deterministic:  # here alone max_seq_len matters
-            rows, most = self.shape.part_rows(problem), most_keys(problem)
-        scratch = _scratch(problem, rows)
-        part: Any = scratch.data_ptr()
+            most = min(self.table_keys, max_seq_len)
+            rows = self.shape.part_rows(most)
+        needed = rows * (R + 1) * 4 + 15  # 15: room to begin at a multiple of 16
+        if workspace is None or workspace.nbytes < needed:
+            workspace = torch.empty(needed, dtype=torch.uint8, device=query.device)  # ordered on the current stream
+        part: Any = -(-workspace.data_ptr() // 16) * 16
         part_lse: Any = part + rows * R * 4
-        if part % 16:
-            part, part_lse = part + 16 - part % 16, part_lse + 16 - part % 16
         if self.interpreted:
-            numbers = scratch[-scratch.data_ptr() % 16 :][: rows * (R + 1) * 4].view(torch.float32)
+            scratch = workspace.view(-1).view(torch.uint8)[part - workspace.data_ptr() :]
+            numbers = scratch[: rows * (R + 1) * 4].view(torch.float32)
             part, part_lse = numbers[: rows * R], numbers[rows * R :]
-        decode, merge = self._arguments(problem, out, lse, part, part_lse, most)
-        self.decode(*decode)
-        self.merge(*merge)
-
-    def _arguments(
-        self, p: Problem, out: torch.Tensor, lse: torch.Tensor | None, part: Any, part_lse: Any, most: int
-    ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """What is passed to the two kernels, in the order of their parameters, without the constants."""
-        at_lse = part_lse if lse is None else lse  # a pointer that nobody follows
-        sinks = part_lse if p.sinks is None else p.sinks
-        return (
-            (p.query, p.kv_cache, p.block_tables, p.seq_lens, out, at_lse, sinks, p.bmm1_scale, p.bmm2_scale, part,
-             part_lse, *self.decode_numbers, most),
-            (part, part_lse, p.seq_lens, out, at_lse, sinks, p.bmm2_scale, *self.merge_numbers, most),
-        )  # fmt: skip
+        else:  # a launch takes addresses faster than tensors
+            query, cache, tables, lens = query.data_ptr(), cache.data_ptr(), tables.data_ptr(), lens.data_ptr()
+            out = out.data_ptr()
+            lse = None if lse is None else lse.data_ptr()
+            sinks = None if sinks is None else sinks.data_ptr()
+            scale1 = scale1 if type(scale1) is float else scale1.data_ptr()
+            scale2 = scale2 if type(scale2) is float else scale2.data_ptr()
+        if lse is None:
+            lse = part_lse  # a pointer that nobody follows
+        if sinks is None:
+            sinks = part_lse
+        self.decode(
+            query, cache, tables, lens, out, lse, sinks, scale1, scale2, part, part_lse, *self.decode_numbers, most
+        )
+        self.merge(part, part_lse, lens, out, lse, sinks, scale2, *self.merge_numbers, most)
 
     def _interpret(
         self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], warps: int
@@ -105,6 +127,7 @@ class Launch:
     ) -> Callable[..., None]:
         """The kernel loaded on its device, as a function of its arguments."""
         options = {"num_warps": warps} | ({"launch_pdl": True} if self.pdl else {})
+        assert self.index is not None
         with torch.cuda.device(self.index):
             compiled = kernel.run(*arguments, grid=(grid,), warmup=True, **constants, **options)
             compiled = compiled.result() if hasattr(compiled, "result") else compiled
@@ -112,23 +135,25 @@ class Launch:
         tail = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
         run, function, metadata, index = compiled.run, compiled.function, compiled.packed_metadata, self.index
         stream_of = torch._C._cuda_getCurrentRawStream
+        if run.global_scratch_size or run.profile_scratch_size:  # of Triton's own; these kernels use none
 
-        def start(*given: Any) -> None:
-            run(grid, 1, 1, stream_of(index), function, metadata, None, None, None, *given, *tail)
+            def start(*given: Any) -> None:
+                run(grid, 1, 1, stream_of(index), function, metadata, None, None, None, *given, *tail)
+
+        else:
+            launch, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl
+
+            def start(*given: Any) -> None:
+                stream = stream_of(index)
+                launch(
+                    grid, 1, 1, stream, function, together, early, None, None, metadata, None, None, None, *given, *tail
+                )
 
         return start
 
 
 def _multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _scratch(problem: Problem, rows: int) -> torch.Tensor:
-    """Bytes for parts of so many rows and their lse, with room to align them: the workspace if it is large enough."""
-    workspace, needed = problem.workspace, rows * (R + 1) * 4 + 15
-    if workspace is not None and workspace.nbytes >= needed:
-        return workspace.view(-1).view(torch.uint8) if workspace.dtype is not torch.uint8 else workspace
-    return torch.empty(needed, dtype=torch.uint8, device=problem.device)  # ordered on the current stream
 
 
 class Launcher:
@@ -142,22 +167,35 @@ class Launcher:
         self._process = os.getpid()
 
     def __call__(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        p = problem
+        self.bind(problem, out, lse)(
+            p.query, p.kv_cache, p.block_tables, p.seq_lens, out, lse, p.sinks, p.bmm1_scale, p.bmm2_scale, p.workspace,
+            p.max_seq_len,
+        )  # fmt: skip
+
+    def bind(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Callable[..., None]:
+        """A function of addresses, scales and max_seq_len that starts the launch for calls like this one."""
         launch = self.find(problem, out, lse)
-        if launch.interpreted or torch.cuda.current_device() == launch.index:
-            launch(problem, out, lse)
-        else:
-            with torch.cuda.device(launch.index):
-                launch(problem, out, lse)
+        like = replace(problem, workspace=None)
+        was = _alignment(problem.query, problem.kv_cache, out)
+        device_now = (lambda: None) if launch.interpreted else torch._C._cuda_getDevice
+
+        def run(query: Any, cache: Any, tables: Any, lens: Any, out: Any, lse: Any, *rest: Any) -> None:
+            chosen = launch
+            if _alignment(query, cache, out) != was:
+                chosen = self.find(replace(like, query=query, kv_cache=cache), out, lse)
+            if device_now() == launch.index:
+                chosen(query, cache, tables, lens, out, lse, *rest)
+            else:
+                with torch.cuda.device(launch.index):
+                    chosen(query, cache, tables, lens, out, lse, *rest)
+
+        return run
 
     def find(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Launch:
         """The launch, compiled now if this kind of call is new."""
         kind = _kind(problem, out, lse) if problem.kind is None else problem.kind
-        key = (  # the compiled code may count on these three being aligned, and on no other address
-            kind,
-            problem.query.data_ptr() % 16 == 0,
-            problem.kv_cache.data_ptr() % 16 == 0,
-            out.data_ptr() % 16 == 0,
-        )
+        key = (kind, _alignment(problem.query, problem.kv_cache, out))
         launch = self._known.get(key)
         if launch is None:
             launch = Launch(problem, out, lse, aligned=is_aligned(problem, out))
@@ -166,6 +204,11 @@ class Launcher:
                     self._known.clear()
                 self._known[key] = launch
         return launch
+
+
+def _alignment(query: torch.Tensor, cache: torch.Tensor, out: torch.Tensor) -> tuple[int, int, int]:
+    """How far from multiples of 16 the three addresses are of which compiled code may count on that."""
+    return query.data_ptr() % 16, cache.data_ptr() % 16, out.data_ptr() % 16
 
 
 def _kind(problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> tuple[Any, ...]:

@@ -24,5 +24,4 @@ def _block(translator: Any, node: nodes.math_block) -> None:
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
-    app.config["html_math_renderer"] = "mathml"
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
 
 PUBLIC = ("mla", "mla.testing")
+ALIASES = {"Scale": "float | torch.Tensor", "Sinks": "torch.Tensor | Sequence[torch.Tensor]"}
 
 
 def lead_to_the_public_name(
@@ -27,6 +29,16 @@ def lead_to_the_public_name(
     return None
 
 
+def spell_out(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """`warmup` and `explain` have the call's signature as text, with names that only the code knows."""
+    for alias, meaning in ALIASES.items():
+        signature = signature and re.sub(rf"\b{alias}\b", meaning, signature)
+    return signature, result
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", lead_to_the_public_name)
+    app.connect("autodoc-process-signature", spell_out)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -28,7 +28,7 @@ def test_the_signature_is_the_published_one():
         "sparse_mla_top_k": 0, "out": None, "bmm1_scale": 1.0, "bmm2_scale": 1.0, "sinks": None, "enable_pdl": None, "backend": "auto",
     }  # fmt: skip
     keywords = {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-    assert keywords == {"return_lse": False, "lse": None, "return_lse_base": None}
+    assert keywords == {"return_lse": False, "lse": None, "return_lse_base": None, "deterministic": False}
 
 
 @pytest.mark.parametrize("q_len", [1, 2, 4])

@@ -134,6 +134,10 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("lse as bool", {"lse": True}, TypeError, r"lse is a bool; expected a torch.Tensor"),
     ("lse base 10", {"return_lse_base": "base10"}, ValueError, r"return_lse_base is 'base10'; expected 'base2', 'basee' or None"),
     ("lse base 2 as int", {"return_lse_base": 2}, TypeError, r"return_lse_base is a int; expected 'base2', 'basee' or None"),
+    ("deterministic as int", {"deterministic": 1}, TypeError, r"deterministic is a int; expected a bool"),
+    ("deterministic as None", {"deterministic": None}, TypeError, r"deterministic is a NoneType; expected a bool"),
+    ("lse base as list", {"return_lse_base": ["base2"]}, TypeError, r"return_lse_base is a list; expected 'base2', 'basee' or None"),
+    ("backend as list", {"backend": ["reference"]}, TypeError, r"backend is a list; expected a str"),
     ("unknown backend", {"backend": "cutlass"}, ValueError, r"backend is 'cutlass'; expected 'auto' or one of the known backends: .*reference, trtllm-gen, xqa"),
     ("backend as None", {"backend": None}, TypeError, r"backend is a NoneType; expected a str"),
 ]  # fmt: skip
@@ -175,9 +179,10 @@ def test_a_wrong_argument_is_named_and_nothing_is_touched(changes, kind, text):
 
 
 @pytest.mark.parametrize(("changes", "kind", "text"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_explain_raises_what_the_call_raises(changes, kind, text):
+@pytest.mark.parametrize("ask", [mla.explain, mla.warmup], ids=["explain", "warmup"])
+def test_explain_and_warmup_raise_what_the_call_raises(ask, changes, kind, text):
     with pytest.raises(kind, match=text):
-        mla.explain(**good(**changes))
+        ask(**good(**changes))
 
 
 def test_the_unchanged_arguments_are_legal():

@@ -32,6 +32,19 @@ ANSWERS: dict[str, Any] = {
     "06-entry": 64005,
     "06-mean": 5,
     "06-sink": 6,
+    "07-saturated": 896,
+    "07-bmm2": 0.25,
+    "07-exact": 18,
+    "10-A": "mask-from-the-top",
+    "10-B": "log2e-forgotten",
+    "10-C": "values-from-the-last-columns",
+    "10-D": "sink-times-bmm1",
+    "10-E": "tile-tail-counts-as-zero-keys",
+    "10-F": "duplicates-merged",
+    "10-G": "page-size-taken-for-64",
+    "10-H": "bmm2-in-the-scores",
+    "12-auto": "reference",
+    "12-refused": "raises",
 }
 
 
@@ -62,6 +75,26 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, float]:
     return (x / scale).to(torch.float8_e4m3fn), scale
 
 
+def several(
+    *, query: torch.Tensor, kv_cache: torch.Tensor, block_tables: torch.Tensor, seq_lens: torch.Tensor, **others: Any
+) -> torch.Tensor:
+    batch, q_len, heads, _ = query.shape
+    page_size = kv_cache.shape[1]
+    out = torch.zeros(batch, q_len, heads, 512)
+    for b in range(batch):
+        for t in range(q_len):
+            n = visible(int(seq_lens[b]), q_len, t)
+            slots = [slot(block_tables, b, j, page_size) for j in range(n)]
+            keys = kv_cache.flatten(0, 1)[slots].float()
+            weights = torch.softmax(others["bmm1_scale"] * (query[b, t].float() @ keys.T), dim=-1)
+            out[b, t] = others["bmm2_scale"] * (weights @ keys[:, :512])
+    return out.to(torch.bfloat16)
+
+
+def several_first_lengths(**arguments: Any) -> torch.Tensor:
+    return several(**(arguments | {"seq_lens": arguments["seq_lens"][:1].expand(len(arguments["seq_lens"]))}))
+
+
 SOLVED: dict[str, Callable[..., Any]] = {
     "01-absorb": absorb,
     "02-slot": slot,
@@ -69,6 +102,7 @@ SOLVED: dict[str, Callable[..., Any]] = {
     "05-visible": visible,
     "06-counted": counted,
     "07-quantize": quantize,
+    "12-several": several,
 }
 
 MISTAKEN: dict[str, Callable[..., Any]] = {
@@ -78,6 +112,7 @@ MISTAKEN: dict[str, Callable[..., Any]] = {
     "05-visible": lambda length, q_len, t: length - q_len + t + 1,
     "06-counted": lambda entries, n, pool: [entry for entry in entries if 0 <= entry < pool][:n],
     "07-quantize": lambda x: (x.to(torch.float8_e4m3fn), 1.0),
+    "12-several": several_first_lengths,
 }
 
 

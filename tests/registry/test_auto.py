@@ -64,9 +64,10 @@ def on(capability: tuple[int, int] | None, **case: object) -> mla.Problem:
     return dataclasses.replace(build(Case(**case)).problem, device=device, capability=capability)
 
 
-def pretend_kernels() -> None:
+def pretend_kernels(*reasons: str) -> None:
+    """Both kernels accept every problem, or refuse it for these reasons."""
     for name in ("trtllm-gen", "xqa"):
-        registry.register_backend(name, Fake(name), replace=True)
+        registry.register_backend(name, Fake(name, *reasons), replace=True)
 
 
 @pytest.mark.parametrize(("capability", "order"), TABLE.items(), ids=str)
@@ -106,9 +107,11 @@ def test_auto_passes_over_a_backend_that_refuses(capability, feature):
 
 
 def test_auto_falls_to_the_reference_on_a_gpu_with_one_warning_that_says_why():
+    pretend_kernels("the moon is full", "the tide is out")
     problem = on((9, 0))
+    why = "the moon is full; the tide is out"
     with pytest.warns(
-        mla.ReferenceFallbackWarning, match="reference on cuda:0: it is an oracle.*trtllm-gen: .*xqa: "
+        mla.ReferenceFallbackWarning, match=f"reference on cuda:0: it is an oracle.*trtllm-gen: {why}. xqa: {why}."
     ) as seen:
         assert [dispatch.select(problem, "auto").name for _ in range(2)] == ["reference", "reference"]
     assert len(seen) == 1
@@ -130,7 +133,14 @@ def test_a_named_backend_never_falls_back():
     assert caught.value.reasons == {"mine": ("the moon is full", "the tide is out")}
 
 
+@pytest.mark.parametrize("capability", [pair for pair, order in TABLE.items() if "trtllm-gen" in order], ids=str)
+def test_what_no_kernel_is_made_for_falls_to_the_reference(capability):
+    with pytest.warns(mla.ReferenceFallbackWarning, match="query/cache dtypes are float32/float32; it takes"):
+        assert dispatch.select(on(capability, query="float32", cache="float32"), "auto").name == "reference"
+
+
 def test_auto_with_no_backend_left_lists_every_reason():
+    pretend_kernels("the moon is full")
     registry.register_backend("reference", Fake("reference", "closed on Sundays"), replace=True)
     with pytest.raises(mla.BackendUnsupported, match="closed on Sundays") as caught:
         dispatch.select(on((12, 0)), "auto")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,3 +14,14 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from mla.backends.trtllm_gen.interpreter import repair
 
 repair()
+
+
+@pytest.fixture
+def decode() -> Callable[..., Any]:
+    """The call on the interpreted backend."""
+    import mla
+
+    def call(**arguments: Any) -> Any:
+        return mla.trtllm_batch_decode_with_kv_cache_mla(**arguments, backend="trtllm-gen")
+
+    return call
