@@ -21,7 +21,7 @@ unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench notebooks lint check format clean
+.PHONY: help demo test bench notebooks docs lint check format clean
 
 help: ## this text
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ bench: $(VENV)/.demo ## backends and installed peers on the same work; without a
 
 notebooks: $(VENV)/.test ## run every notebook from a clean kernel and write its .ipynb again
 	$(BIN)/python notebooks/pairing.py
+
+docs: $(VENV)/.docs ## the documentation, in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -W --keep-going -n docs build/docs
 
 lint: $(VENV)/.test ## style, types and import contracts
 	$(BIN)/ruff check
@@ -69,6 +72,10 @@ $(VENV)/.torch: constraints.txt
 
 $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(INSTALL) --no-build-isolation --editable '.[demo]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(INSTALL) --no-build-isolation --editable '.[docs]'
 	touch $@
 
 # A CUDA build of torch demands one exact Triton, which constraints.txt cannot know; that one stays.

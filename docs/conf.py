@@ -29,7 +29,7 @@ extensions = [
     "formulas",  # formulas as MathML: no script, no font, no network
     "public_names",  # references to `mla.problem.Problem` lead to `mla.Problem`
 ]
-exclude_patterns = ["_ext", "_static", "**.ipynb_checkpoints"]
+exclude_patterns = ["_ext", "_static", "notebooks/*.md", "**.ipynb_checkpoints"]
 nitpicky = True
 # Other projects' names are links only where their inventories can be read, which needs a network: MLA_DOCS_ONLINE=1.
 intersphinx_mapping = (

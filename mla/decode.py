@@ -160,7 +160,8 @@ def trtllm_batch_decode_with_kv_cache_mla(
         lse_view = lse_result.view(rows)
     if not problem.is_empty:
         chosen.run(problem, result_view, lse_view)
-        recall.keep(kind, problem, result_view, lse_view, chosen)
+        if kind is not None and dispatch.chosen_by_kind(problem, backend, chosen):
+            recall.keep(kind, problem, result_view, lse_view, chosen)
     if not return_lse:
         return result
     assert lse_result is not None

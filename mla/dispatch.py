@@ -121,10 +121,13 @@ def select(problem: Problem, name: str) -> Backend:
 
 
 def chosen_by_kind(problem: Problem, name: str, chosen: Backend) -> bool:
-    """Whether every call of the problem's kind gets `chosen`: it, and each that "auto" asked before, say so."""
+    """Whether every call of the problem's kind gets `chosen`: it, and each that "auto" asked before, have a `bind`."""
+    if not hasattr(chosen, "bind"):
+        return False
     tried = order_for(problem) if name == "auto" else (name,)
-    asked = [known for known in tried[: tried.index(chosen.name)] if registry.backends()[known].broken is None]
-    return all(getattr(one, "refuses_by_kind", False) for one in (chosen, *map(registry.load, asked)))
+    known = registry.backends()
+    asked = [one for one in tried[: tried.index(chosen.name)] if known[one].broken is None]
+    return all(hasattr(registry.load(one), "bind") for one in asked)
 
 
 def explain_problem(problem: Problem, name: str) -> Explanation:

@@ -2,7 +2,8 @@
 
 Serving makes the same call thousands of times with other addresses, lengths and scales. Everything that the checks and
 the backend's refusals look at is put into one hashable `kind`; a kind that passed once passes again. Only backends that
-have a `bind` are remembered: by it they say that their `why_not` depends on the kind alone.
+have a `bind` are remembered: by it they say that their `why_not` depends on the kind alone. Under "auto" those asked
+before must have one, too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,11 @@ def kind_of(
         and type(nope) is type(rank) is type(rope) is type(top_k) is type(bound) is int
         and type(return_lse) is type(deterministic) is bool
         and (pdl is None or type(pdl) is bool)
+        and type(backend) is str
+        and (base is None or type(base) is str)
         and bound >= 0
+        # Other sinks are cast: what is written would be compared with the copy.
+        and (sinks is None or (type(sinks) is _Tensor and sinks.dtype is torch.float32))
     ):
         return None
     try:
@@ -139,9 +144,7 @@ def find(kind: Hashable) -> Seen | None:
 
 def keep(kind: Hashable, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None, backend: Backend) -> None:
     """Remember that calls of this kind are legal and that this backend has run one."""
-    bind = getattr(backend, "bind", None)
-    if kind is None or bind is None:
-        return
+    bind: Callable[..., Callable[..., None]] = backend.bind  # type: ignore[attr-defined]  # an optional part
     if len(_seen) >= MOST:
         _seen.clear()
     _seen[kind] = Seen(problem, out, lse, bind(problem, out, lse))

@@ -17,7 +17,8 @@ import mla
 # %% [markdown]
 # ## A cache that one can calculate with
 #
-# One request with four tokens. Every number of token j's latent is `values[j]`. One head. Everything is small and exact.
+# One request with four tokens. Every number of token j's latent is `values[j]`. One head. Everything is small and
+# exact.
 
 # %%
 values = torch.tensor([1.0, 2.0, 4.0, 9.0])
@@ -72,8 +73,8 @@ print(run(query=pointing, kv_cache=keyed), "and by hand", (1 + 3 * 2 + 4 + 9) / 
 #
 # ## bmm1_scale
 #
-# It multiplies the scores. With 2 the score is 2 ln 3, and the weight is 9. A model passes 1 / sqrt(192) here, times the
-# scales of quantised inputs.
+# It multiplies the scores. With 2 the score is 2 ln 3, and the weight is 9. A model passes 1 / sqrt(192) here, times
+# the scales of quantised inputs.
 
 # %%
 print(run(query=pointing, kv_cache=keyed, bmm1_scale=2.0), "and by hand", (1 + 9 * 2 + 4 + 9) / 12)

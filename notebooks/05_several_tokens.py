@@ -82,8 +82,8 @@ print("the same bits:", torch.equal(together, torch.cat(one_by_one, dim=1)))
 # %% [markdown]
 # ## What may not be seen may not matter
 #
-# The keys past a token's own belong to guesses that may be refused. They may hold anything, NaN too. A kernel that loads
-# them and multiplies by a weight of 0 has an error: 0 * NaN is NaN.
+# The keys past a token's own belong to guesses that may be refused. They may hold anything, NaN too. A kernel that
+# loads them and multiplies by a weight of 0 has an error: 0 * NaN is NaN.
 
 # %%
 call["kv_cache"][0, 7] = float("nan")  # the last token of request 0
@@ -141,8 +141,8 @@ check("05-first", None)
 check("05-length", None)
 
 # %% [markdown]
-# **3.** With Q = 4 and blocks of 64 keys, a request has 256 keys. In how many of its 4 blocks is any key hidden from any
-# query token?
+# **3.** With Q = 4 and blocks of 64 keys, a request has 256 keys. In how many of its 4 blocks is any key hidden from
+# any query token?
 
 # %%
 check("05-blocks", None)

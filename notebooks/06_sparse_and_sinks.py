@@ -114,8 +114,8 @@ print("largest difference of dense and listed:", f"{(dense - listed).abs().max()
 #
 # $$ \text{out} = \frac{\sum_j e^{z_j} v_j}{e^{s} + \sum_j e^{z_j}} $$
 #
-# It is a natural-log score, it is *not* multiplied by `bmm1_scale`, and it counts once per row. See what it does to four
-# equal keys of value 1 as it grows.
+# It is a natural-log score, it is *not* multiplied by `bmm1_scale`, and it counts once per row. See what it does to
+# four equal keys of value 1 as it grows.
 
 # %%
 call["kv_cache"] = torch.ones(N, P, 576)

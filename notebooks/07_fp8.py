@@ -33,8 +33,8 @@ plt.show()
 print(f"{len(positive)} positive numbers, from {positive[0]} = 2^-9 to {positive[-1]}")
 
 # %% [markdown]
-# A number halfway between two neighbours is off by half a step. In each doubling the step is 1/8 of its beginning, so the
-# relative error is at most 1/16, 6 %. That holds from 2^-6 up to 448. Above 448 nothing is left, and below 2^-6 the
+# A number halfway between two neighbours is off by half a step. In each doubling the step is 1/8 of its beginning, so
+# the relative error is at most 1/16, 6 %. That holds from 2^-6 up to 448. Above 448 nothing is left, and below 2^-6 the
 # steps stay as they are and the relative error grows.
 #
 # ## Scales
@@ -60,7 +60,8 @@ axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
 plt.show()
 
 # %% [markdown]
-# `mla.quantize_e4m3` takes the scale that brings the largest number to 448. It returns the stored numbers and the scale.
+# `mla.quantize_e4m3` takes the scale that brings the largest number to 448. It returns the stored numbers and the
+# scale.
 #
 # Nobody multiplies the cache back. Scores are products, so all scales of query and key go into **one** number,
 # `bmm1_scale`, and the scale of the values goes into `bmm2_scale`. The cache is key and value, so its scale goes into
@@ -102,30 +103,29 @@ print(f"error of everything in e4m3: {error(out, exact):.2%}")
 # %% [markdown]
 # ## Where does it come from?
 #
-# Round one thing at a time. `mla.testing.Kernel` is an honest kernel in PyTorch, and it can round the softmax weights to
-# e4m3 as a GPU does before they meet the values.
+# Round one thing at a time. `mla.testing.Kernel` is an honest kernel in PyTorch, and it can round the softmax weights
+# to e4m3 as a GPU does before they meet the values.
 
 # %%
 from mla.testing import Kernel
 
 
-def run(rounded, kernel=Kernel(), dtype=torch.float32):
+def run(rounded, weights="float32", dtype=torch.float32):
     """The error when only the named things are rounded to e4m3."""
     q = query.float() * q_scale if "query" in rounded else wanted
     kv = cache.float() * k_scale if "cache" in rounded else latents
-    result = kernel(
-        query=q.float(), kv_cache=kv[None].float(), bmm1_scale=sm_scale, out=torch.empty(1, 1, 16, 512, dtype=dtype), **call
-    )
+    out = torch.empty(1, 1, 16, 512, dtype=dtype)
+    result = Kernel(weights)(query=q, kv_cache=kv[None], bmm1_scale=sm_scale, out=out, **call)
     return 100 * error(result, exact)
 
 
 sources = {
     "query in e4m3": run(("query",)),
     "cache in e4m3": run(("cache",)),
-    "weights in e4m3": run((), Kernel("e4m3")),
-    "weights in e4m3, times 448 first": run((), Kernel("e4m3x448")),
+    "weights in e4m3": run((), "e4m3"),
+    "weights in e4m3, times 448 first": run((), "e4m3x448"),
     "output in bf16": run((), dtype=torch.bfloat16),
-    "all in e4m3, weights too": run(("query", "cache"), Kernel("e4m3x448")),
+    "all in e4m3, weights too": run(("query", "cache"), "e4m3x448"),
 }
 figure, axes = plt.subplots(figsize=(8, 2.4))
 bars(axes, sources, title="error of the output, percent", unit="%")
@@ -136,8 +136,9 @@ plt.show()
 # reaches the output directly as well, as values. The sources are independent, so it is more like their squares that add
 # up than they themselves. The output in bf16 is nothing beside them.
 #
-# Multiplying the weights by 448 first, and dividing later, gains little here. It is cheap, and there are rows where it is
-# everything. Let one key be heavy, and let 1,000 others weigh 1/1100 of it. Half of the whole weight is theirs:
+# Multiplying the weights by 448 first, and dividing later, gains little here. It is cheap, and there are rows where it
+# is everything. Let one key be heavy, and let 1,000 others weigh 1/1100 of it. Nearly half of the whole weight is
+# theirs:
 
 # %%
 weights = torch.tensor([1.0] + 1000 * [1 / 1100])
@@ -178,7 +179,8 @@ shares = {name: largest_share(kernel) for name, kernel in honest("float8_e4m3fn"
 # %%
 from mla.testing.faults import FAULTS
 
-for name in ("scores-without-the-rope-part", "bmm1-in-bf16", "scores-in-bf16", "mask-one-key-early", "output-through-e4m3"):
+faults = ["scores-without-the-rope-part", "mask-one-key-early", "bmm1-in-bf16", "scores-in-bf16", "output-through-e4m3"]
+for name in faults:
     shares[f"FAULT: {name}"] = largest_share(FAULTS[name].make())
 figure, axes = plt.subplots(figsize=(8, 3.2))
 names = list(shares)
@@ -190,8 +192,8 @@ axes.grid(axis="x", color=GREY, linewidth=0.5)
 plt.show()
 
 # %% [markdown]
-# All honest kernels stay below 1. Two faults exceed it. The others do *not* show in this case: the weights may be off by
-# 1/16, and a small slip hides below that. So one needs cases in which the budget is small. With a single key the
+# All honest kernels stay below 1. Two faults exceed it. The others do *not* show in this case: the weights may be off
+# by 1/16, and a small slip hides below that. So one needs cases in which the budget is small. With a single key the
 # weight is 1, there is nothing to round, and the budget is that of the output alone.
 
 # %%

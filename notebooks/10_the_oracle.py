@@ -26,9 +26,9 @@ for name in SUSPECTS:
 # %% [markdown]
 # ## The judge
 #
-# A `Case` describes a call in a few words, `build` makes it, and `assert_close` judges the result against float64 with a
-# budget that follows from the number formats (notebook 7). In the calls that `build` makes, everything that must not be
-# read is NaN.
+# A `Case` describes a call in a few words, `build` makes it, and `assert_close` judges the result against float64 with
+# a budget that follows from the number formats (notebook 7). In the calls that `build` makes, everything that must not
+# be read is NaN.
 
 
 # %%
@@ -86,9 +86,9 @@ axes.xaxis.tick_top()
 plt.show()
 
 # %% [markdown]
-# Read it like a doctor. Two rows that differ in one thing, and only one of them is orange: there is your symptom. A column
-# that is orange from the first row on has something wrong with a single key, where the only weight is 1. And the lse is
-# judged too: the second row leaves it out.
+# Read it like a doctor. Two rows that differ in one thing, and only one of them is orange: there is your symptom. A
+# column that is orange from the first row on has something wrong with a single key, where the only weight is 1. And
+# the lse is judged too: the second row leaves it out.
 #
 # ## A closer look: a worked example
 #
@@ -101,8 +101,9 @@ ninth = FAULTS["first-key-left-out"].make()
 print(judge(ninth, Case(lengths=(1,))))
 
 # %% [markdown]
-# With a single key the output is zero: that key was not seen. Now a question made for reading: the query is zero, so the
-# output is the mean of the keys that were seen, and key j holds the number j. Expected is (0 + 1 + 2 + 3 + 4) / 5 = 2.
+# With a single key the output is zero: that key was not seen. Now a question made for reading: the query is zero, so
+# the output is the mean of the keys that were seen, and key j holds the number j. Expected is (0 + 1 + 2 + 3 + 4) / 5
+# = 2.
 
 # %%
 call = build(Case(lengths=(5,), scores="equal", values="position", out="float32"))

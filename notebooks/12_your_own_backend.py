@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12. Your own backend, before the oracle
 #
-# **The one idea of this notebook:** a backend is an object with a name, an honest list of what it can do, and one method
-# that computes. Everything else is there already: checks, dispatch, explanations, tests.
+# **The one idea of this notebook:** a backend is an object with a name, an honest list of what it can do, and one
+# method that computes. Everything else is there already: checks, dispatch, explanations, tests.
 
 # %%
 import math
@@ -36,8 +36,8 @@ def first_try(p, out, lse):
 # %% [markdown]
 # ## The object
 #
-# `capabilities` says what the kernel claims. `refusals` makes full sentences of it, so that whoever calls is told why the
-# backend does not take a problem. Only claim what is true.
+# `capabilities` says what the kernel claims. `refusals` makes full sentences of it, so that whoever calls is told why
+# the backend does not take a problem. Only claim what is true.
 
 
 # %%
@@ -97,7 +97,7 @@ profile = Profile(pairs=(("bfloat16", "bfloat16"),), sparse=False, sinks=False, 
 
 def before_the_oracle(title):
     findings = [f for f in judge_kernel(plain, profile, examples=0, shrinking=True) if f.judged]
-    figure, axes = plt.subplots(figsize=(8, 0.19 * len(findings) + 0.5))
+    _, axes = plt.subplots(figsize=(8, 0.19 * len(findings) + 0.5))
     for y, finding in enumerate(findings):
         right = finding.judged - finding.failed
         axes.barh(y, right, color=GREEN)

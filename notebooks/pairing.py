@@ -47,7 +47,12 @@ def executed(path: Path) -> Any:
         "jupytext": {"formats": "ipynb,py:percent", "notebook_metadata_filter": "-all"},
     }
     NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", record_timing=False, resources={"metadata": {"path": str(HERE)}}
+        notebook,
+        timeout=SECONDS,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,  # what one cell prints comes in pieces, in one run so and in another so
+        resources={"metadata": {"path": str(HERE)}},
     ).execute()
     notebook.metadata["language_info"] = {"name": "python"}  # the rest would change with every Python
     return notebook

@@ -176,14 +176,20 @@ class Launcher:
     def bind(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Callable[..., None]:
         """A function of addresses, scales and max_seq_len that starts the launch for calls like this one."""
         launch = self.find(problem, out, lse)
-        like = replace(problem, workspace=None)
+        nothing = torch.empty(0)  # what is bound is kept, and must keep no memory of the caller's
+        like = replace(
+            problem, query=nothing, kv_cache=nothing, block_tables=nothing, seq_lens=nothing, sinks=None,
+            bmm1_scale=0.0, bmm2_scale=0.0, workspace=None, out=None, lse=None,
+        )  # fmt: skip
         was = _alignment(problem.query, problem.kv_cache, out)
         device_now = (lambda: None) if launch.interpreted else torch._C._cuda_getDevice
 
         def run(query: Any, cache: Any, tables: Any, lens: Any, out: Any, lse: Any, *rest: Any) -> None:
             chosen = launch
             if _alignment(query, cache, out) != was:
-                chosen = self.find(replace(like, query=query, kv_cache=cache), out, lse)
+                sinks, scale1, scale2, *_ = rest
+                tensors = dict(query=query, kv_cache=cache, block_tables=tables, seq_lens=lens, sinks=sinks)
+                chosen = self.find(replace(like, **tensors, bmm1_scale=scale1, bmm2_scale=scale2), out, lse)
             if device_now() == launch.index:
                 chosen(query, cache, tables, lens, out, lse, *rest)
             else:

@@ -18,6 +18,7 @@ from mla.problem import Problem
 MERGE_THREADS = 128
 OVERHEAD = 2  # what a request costs besides its keys, in tiles
 AT_LEAST = 3  # tiles that a team must have before another team joins in
+PIECE_KEYS = 2048  # where requests are cut in deterministic mode, whatever else is in the batch
 MOST_STAGES = 4
 LONGEST = 1 << 30  # tokens that a table can be seen to hold
 LN_2 = 0.6931471805599453
@@ -43,6 +44,7 @@ class Plan:
         requests: B, or in sparse mode B * Q: what has keys of its own. rows: query vectors that share them.
         tiles: blocks that such a request takes. teams: groups of so many blocks; the decode grid is teams * tiles.
         rows_per_block: of the merge kernel. merge_blocks: its grid.
+        piece: tiles of a piece in deterministic mode, or 0. pieces: slots of scratch for each request then.
         part_rows: rows of partial results in scratch.
     """
 
@@ -53,6 +55,8 @@ class Plan:
     teams: int
     rows_per_block: int
     merge_blocks: int
+    piece: int = 0
+    pieces: int = 0
     overhead: int = OVERHEAD
     at_least: int = AT_LEAST
 
@@ -62,7 +66,8 @@ class Plan:
 
     @property
     def part_rows(self) -> int:
-        return 2 * self.teams * self.tiles * self.config.rows
+        slots = self.requests * self.pieces if self.piece else 2 * self.teams
+        return slots * self.tiles * self.config.rows
 
     @property
     def scratch_bytes(self) -> tuple[int, int, int]:
@@ -72,7 +77,7 @@ class Plan:
 
     @property
     def merge_shared_bytes(self) -> int:
-        return 4 * self.teams
+        return 4 * max(self.teams, self.pieces)
 
 
 _FLOATS = frozenset({"bmm1", "bmm2", "lse_unit"})
@@ -151,7 +156,19 @@ def plan_for(problem: Problem, out: torch.Tensor, machine: Machine, *, teams: in
         teams = max(at_once // tiles, 1)
     rows_per_block = min(-(-requests * rows // (16 * machine.multiprocessors)), rows)
     merge_blocks = requests * -(-rows // rows_per_block)
-    return Plan(config, requests, rows, tiles, teams, rows_per_block, merge_blocks)
+    piece = PIECE_KEYS // config.tile if p.deterministic else 0
+    pieces = -(-room_of(p) // PIECE_KEYS) if p.deterministic else 0
+    return Plan(config, requests, rows, tiles, teams, rows_per_block, merge_blocks, piece, pieces)
+
+
+def room_of(problem: Problem) -> int:
+    """Tokens that a row of the table is taken to hold; a row that sees more becomes NaN.
+
+    In deterministic mode no more than max_seq_len: it sizes scratch, and a length beyond it must not write past that.
+    """
+    p = problem
+    room = min(p.top_k if p.is_sparse else p.table_width * p.page_size, LONGEST)
+    return min(room, p.max_seq_len) if p.deterministic else room
 
 
 def _steps(tensor: torch.Tensor, *axes: int) -> list[int]:
@@ -172,8 +189,6 @@ def arguments(
     table_steps = _steps(p.block_tables, *range(p.block_tables.ndim))
     out_request, out_token, out_head = _steps(out, 0, 1, 2)
     lse_request, lse_token, lse_head = (0, 0, 0) if lse is None else _steps(lse, 0, 1, 2)
-    columns = p.table_width
-    room = columns if p.is_sparse else columns * p.page_size
     scales: dict[str, Any] = {}
     for name, scale in (("bmm1", p.bmm1_scale), ("bmm2", p.bmm2_scale)):
         is_tensor = isinstance(scale, torch.Tensor)
@@ -194,11 +209,11 @@ def arguments(
         "table_token": table_steps[1] if p.is_sparse else 0,
         "table_column": table_steps[-1],
         "table_wide": int(p.block_tables.dtype is torch.int64),
-        "columns": columns,
+        "columns": p.table_width,
         "lengths": p.seq_lens.data_ptr(),
         "length_step": _steps(p.seq_lens, 0)[0],
         "length_wide": int(p.seq_lens.dtype is torch.int64),
-        "room": min(room, LONGEST),
+        "room": room_of(p),
         "out": out.data_ptr(),
         "out_request": out_request,
         "out_token": out_token,
@@ -219,5 +234,7 @@ def arguments(
         "tiles": plan.tiles,
         "overhead": plan.overhead,
         "at_least": plan.at_least,
+        "piece": plan.piece,
+        "pieces": plan.pieces,
         "rows_per_block": plan.rows_per_block,
     }

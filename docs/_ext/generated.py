@@ -1,7 +1,7 @@
 """What is made when the pages are built, so that no number and no table is typed by hand.
 
-`<!-- generated: NAME -->` is replaced by what `MAKERS[NAME]` makes, and `<!-- printed -->` by what the Python block above
-it prints. The Python blocks of a page run in order, in one namespace; one under `<!-- not run: why -->` does not.
+`<!-- generated: NAME -->` is replaced by what `MAKERS[NAME]` makes, and `<!-- printed -->` by what the Python block
+above it prints. The Python blocks of a page run in order, in one namespace; one under `<!-- not run: why -->` does not.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from measured import performance, where_it_ran
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.ext.napoleon import GoogleDocstring
 
-from measured import performance, where_it_ran
 from mla import registry
 from mla.cli.capability_table import capability_table
 from mla.cli.tables import Table, markdown
 from mla.dispatch import AUTO_ORDER
+from mla.testing import PROPERTIES
 
 MARK = re.compile(r"^<!-- generated: ([\w-]+) -->$", re.M)
 STEP = re.compile(r"^(?:<!-- not run: (?P<why>.*) -->\n)?```python\n(?P<code>.*?)^```$|^<!-- printed -->$", re.M | re.S)
+
+
+BESIDE = re.compile(r"\[([^\[\]]+)\]\((?:\./)?([\w-]+)\.ipynb\)")
+"""A link from a notebook to another."""
 
 
 def run_blocks(text: str, name: str) -> str:
@@ -99,9 +104,31 @@ def ahead_of_time(app: Sphinx) -> str:
     return toctree(pages)
 
 
+def backend_pages(app: Sphinx) -> str:
+    """The page that a backend has of its own, where it has one."""
+    names = [name.replace("-", "_") for name in registry.BUILT_IN]
+    found = [name for name in names if name in app.env.found_docs]
+    return toctree(found) if found else ""
+
+
+def other_pages(app: Sphinx) -> str:
+    """Pages of this folder that no list names: they must not be lost."""
+    text = Path(app.srcdir, "index.md").read_text()
+    listed = {name for block in re.findall(r"^```{toctree}\n(.*?)^```", text, re.M | re.S) for name in block.split()}
+    listed |= {"index", *(name.replace("-", "_") for name in registry.BUILT_IN)}
+    others = sorted(name for name in app.env.found_docs if not re.match("aot_|notebooks/", name) and name not in listed)
+    return toctree(others, "More") if others else ""
+
+
 def notebooks(app: Sphinx) -> str:
     found = sorted(name for name in app.env.found_docs if name.startswith("notebooks/"))
     return toctree(found, "Notebooks") if found else ""
+
+
+def properties(app: Sphinx) -> str:
+    """What `judge_kernel` asks, in its order."""
+    rows = [(one.name, one.sentence, str(len(one.cases)), "yes" if one.gpu_only else "") for one in PROPERTIES]
+    return markdown(Table("", ("property", "what holds", "cases", "needs a GPU"), rows))
 
 
 def backends_function(app: Sphinx) -> str:
@@ -117,17 +144,25 @@ MAKERS: dict[str, Callable[[Sphinx], str]] = {
     "auto-order": auto_order,
     "signatures": signatures,
     "ahead-of-time": ahead_of_time,
+    "backend-pages": backend_pages,
     "notebooks": notebooks,
+    "other-pages": other_pages,
+    "properties": properties,
     "performance": performance,
     "where-it-ran": where_it_ran,
 }
 
 
+def beside(app: Sphinx, match: re.Match[str]) -> str:
+    """Notebooks are read through a link, docs/notebooks, which a path would resolve to a place outside the site."""
+    name = f"notebooks/{match[2]}"
+    return f"{{doc}}`{match[1]} </{name}>`" if name in app.env.found_docs else match[0]
+
+
 def fill(app: Sphinx, docname: str, content: list[str]) -> None:
     """Replace the marks of a page."""
     if docname.startswith("notebooks/"):
-        # A notebook lies in notebooks/ and is read through a link that lies in docs/.
-        content[0] = re.sub(r"\]\(\.\./(docs/)?", lambda found: "](../" if found[1] else "](../../", content[0])
+        content[0] = BESIDE.sub(lambda match: beside(app, match), content[0])
         return
     text = run_blocks(content[0], docname)
     content[0] = MARK.sub(lambda match: MAKERS[match[1]](app), text)

@@ -21,7 +21,10 @@ CHIPS = {
 }  # fmt: skip
 """Words in a device's name -> its chip."""
 
-TITLES = {"roofline.png": "Work over time, under the measured ceilings", "floors.png": "Time over the floor of each case"}
+TITLES = {
+    "roofline.png": "Work over time, under the measured ceilings",
+    "floors.png": "Time over the floor of each case",
+}
 
 
 def records(app: Sphinx) -> list[tuple[Path, dict[str, Any]]]:
@@ -46,12 +49,9 @@ def device_section(app: Sphinx, device: str, found: list[tuple[Path, dict[str, A
     ceilings = together.ceilings
     told = [f"## {device}", *(f"* {line}" for line in together.caption.splitlines())]
     told += [f"* {line}" for line in (versions(found),) if line]
-    told += [
-        "",
-        f"Ceilings of the last of these runs: {ceilings['copy_gbs']:.4g} GB/s copied, {ceilings['read_gbs']:.4g} GB/s "
-        f"read, {ceilings['bf16_tflops']:.4g} TFLOP/s in bf16.",
-        "",
-    ]
+    rates = f"{ceilings['copy_gbs']:.4g} GB/s copied, {ceilings['read_gbs']:.4g} GB/s read"
+    rates += f", {ceilings['bf16_tflops']:.4g} TFLOP/s in bf16"
+    told += ["", f"Ceilings of the last of these runs: {rates}.", ""]
     sweeps = dict.fromkeys(case["sweep"] for case in together.cases.values())
     for sweep in sorted(sweeps, key=lambda sweep: sweep or ""):
         told += [f"### Against {sweep}" if sweep else "### Named cases", "", markdown(times(together, sweep)), ""]
@@ -68,7 +68,9 @@ def device_section(app: Sphinx, device: str, found: list[tuple[Path, dict[str, A
 def versions(found: list[tuple[Path, dict[str, Any]]]) -> str:
     """The published kernels with the versions that they tell."""
     every = {name: facts for _, record in found for name, facts in record["contenders"].items()}
-    told = [f"{name} {facts['version']}" for name, facts in every.items() if facts["kind"] == "peer" and facts["version"]]
+    told = [
+        f"{name} {facts['version']}" for name, facts in every.items() if facts["kind"] == "peer" and facts["version"]
+    ]
     return f"published kernels: {', '.join(told)}" if told else ""
 
 
@@ -105,7 +107,7 @@ def where_it_ran(app: Sphinx) -> str:
     gpus: dict[str, set[str]] = {}
     for path in (Path(app.srcdir).parent / "benchmarks" / "results").glob("**/*.json"):
         record = json.loads(path.read_text())
-        device = record["about"]["device"]
+        device = record.get("about", {}).get("device", "CPU")
         for name in () if "CPU" in device else ran_in(record):
             gpus.setdefault(name, set()).add(device)
     rows = []
@@ -122,8 +124,10 @@ def where_it_ran(app: Sphinx) -> str:
 def ran_in(record: dict[str, Any]) -> set[str]:
     """The backends that gave a right answer in a record of the bench or of the oracle."""
     judged = re.search(r"\(backend ([\w-]+)\)$", record.get("kernel", ""))
-    timed = {row["contender"] for row in record.get("rows", ()) if row["kind"] == "backend" and row["verdict"] == "right"}
-    return timed | ({judged[1]} if judged and record["passed"] else set())
+    timed = {
+        row["contender"] for row in record.get("rows", ()) if row["kind"] == "backend" and row["verdict"] == "right"
+    }
+    return timed | ({judged[1]} if judged and record.get("passed") else set())
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""A type in a signature carries the module that defines it; readers are led to the public name, `mla.` or `mla.testing.`."""
+"""A type in a signature carries the module that defines it; readers are led to `mla.NAME` or `mla.testing.NAME`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 
 PUBLIC = ("mla", "mla.testing")
 ALIASES = {"Scale": "float | torch.Tensor", "Sinks": "torch.Tensor | Sequence[torch.Tensor]"}
 
 
-def lead_to_the_public_name(
-    app: Sphinx, env: Any, node: Any, content: nodes.TextElement
-) -> nodes.reference | None:
+def lead_to_the_public_name(app: Sphinx, env: Any, node: Any, content: nodes.TextElement) -> nodes.reference | None:
     if node.get("refdomain") != "py" or not node["reftarget"].startswith("mla."):
         return None
     leaf = node["reftarget"].rpartition(".")[2]
@@ -39,6 +38,9 @@ def spell_out(
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("missing-reference", lead_to_the_public_name)
     app.connect("autodoc-process-signature", spell_out)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,11 +22,11 @@ class Remembered:
     """A backend that computes what the reference computes, is remembered, and keeps what it was given."""
 
     name = "remembered"
-    refuses_by_kind = True
 
     def __init__(self) -> None:
         self.asked = 0
-        self.problems: list[mla.Problem] = []
+        self.bound = 0
+        self.problems: list[mla.Problem] = []  # one for each call, remembered or not
 
     def why_not(self, problem: mla.Problem) -> list[str]:
         self.asked += 1
@@ -35,6 +35,23 @@ class Remembered:
     def run(self, problem: mla.Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         self.problems.append(problem)
         registry.load("reference").run(problem, out, lse)
+
+    def bind(self, problem: mla.Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Callable[..., None]:
+        self.bound += 1
+
+        def run(query: Any, cache: Any, tables: Any, lens: Any, out: Any, lse: Any, sinks: Any, scale1: Any, scale2: Any, workspace: Any, bound: Any) -> None:  # fmt: skip
+            given = dict(query=query, kv_cache=cache, block_tables=tables, seq_lens=lens, sinks=sinks, out=out, lse=lse)
+            given |= dict(bmm1_scale=scale1, bmm2_scale=scale2, workspace=workspace, max_seq_len=bound)
+            self.run(dataclasses.replace(problem, **given), out, lse)
+
+        return run
+
+
+class Forgotten(Remembered):
+    """The same without a `bind`."""
+
+    name = "forgotten"
+    bind = property()  # type: ignore[assignment]  # looking it up is an AttributeError
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +101,7 @@ def test_a_kind_that_was_checked_is_found_again_and_means_the_same(kernel, case)
     call.arguments["kv_cache"] = torch.cat([cache, cache[:1].expand(pages - len(cache), *cache.shape[1:])])
     expected = CALL(**build(other).arguments, backend="reference")
     result = CALL(**call.arguments, backend="remembered")
-    assert kernel.asked == 1
+    assert (kernel.asked, kernel.bound, len(kernel.problems)) == (1, 1, 2)
     for got, right in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (result, expected)), strict=True):
         assert torch.equal(got, right)
 
@@ -94,7 +111,7 @@ def test_a_remembered_call_gives_the_problem_that_the_checks_would_give(kernel):
     for _ in range(2):
         run(case)
     checked, recalled = kernel.problems
-    assert (kernel.asked, checked.kind) == (1, recalled.kind)
+    assert kernel.asked == 1
     for field in dataclasses.fields(mla.Problem):
         one, other = getattr(checked, field.name), getattr(recalled, field.name)
         if not isinstance(one, torch.Tensor):
@@ -247,28 +264,37 @@ def test_strict_mode_checks_every_call_whether_it_is_remembered_or_not(kernel):
     call.arguments["seq_lens"].fill_(1000)
     with mla.strict(), pytest.raises(ValueError, match=r"seq_lens\[0\] is 1000"):
         CALL(**call.arguments, backend="remembered")
-    assert kernel.asked == 1
+    assert len(kernel.problems) == 1
 
 
 # Who is remembered, and for how long.
 
 
-def test_a_backend_that_does_not_say_so_is_never_remembered():
-    class Plain(Remembered):
-        name = "remembered"
-        refuses_by_kind = False
-
-    plain = Plain()
-    mla.register_backend("remembered", plain)
+def test_a_backend_that_binds_nothing_is_never_remembered():
+    plain = Forgotten()
+    mla.register_backend("forgotten", plain)
     for _ in range(3):
-        run(PLAIN)
-    assert plain.asked == 3
+        CALL(**build(PLAIN).arguments, backend="forgotten")
+    assert (plain.asked, len(plain.problems)) == (3, 3)
     assert recall._seen == {}
 
 
 def test_the_reference_is_asked_each_time(monkeypatch):
     CALL(**build(PLAIN).arguments)
     assert recall._seen == {}
+
+
+def test_a_call_of_no_rows_is_not_remembered(kernel):
+    for _ in range(2):
+        assert run(dataclasses.replace(PLAIN, lengths=()))[0].shape == (0, 1, 2, 512)
+    assert (kernel.asked, kernel.bound, kernel.problems) == (2, 0, [])
+
+
+def test_a_warm_up_leaves_the_first_call_to_be_checked(kernel):
+    mla.warmup(**build(PLAIN).arguments, backend="remembered")
+    run(PLAIN)
+    run(PLAIN)
+    assert (kernel.asked, len(kernel.problems)) == (2, 2)
 
 
 def test_registering_a_backend_forgets(kernel):
@@ -300,17 +326,14 @@ def test_too_many_kinds_are_all_forgotten(kernel, monkeypatch):
 def test_what_is_remembered_holds_no_tensor_of_the_call(kernel):
     run(Case(lengths=(9,), heads=2, sinks="normal", scale_form="tensor", workspace="ones", out="bfloat16", lse="flat"))
     ((kind, seen),) = recall._seen.items()
-    held = [getattr(seen.problem, field.name) for field in dataclasses.fields(mla.Problem)]
-    assert all(value.numel() == 0 for value in held if isinstance(value, torch.Tensor))
-    assert not any(isinstance(part, torch.Tensor) for part in kind)
+    assert not any(isinstance(part, torch.Tensor) for part in (*kind, *vars(seen).values()))
 
 
 def test_auto_remembers_only_what_depends_on_the_kind_for_all_that_it_asks(kernel, monkeypatch):
     """One that is asked before and looks at max_seq_len may accept the next call of the kind."""
 
-    class Moody(Remembered):
+    class Moody(Forgotten):
         name = "moody"
-        refuses_by_kind = False
 
         def why_not(self, problem: mla.Problem) -> list[str]:
             return ["the bound is too large"] if problem.max_seq_len > 100 else []
@@ -324,7 +347,7 @@ def test_auto_remembers_only_what_depends_on_the_kind_for_all_that_it_asks(kerne
     monkeypatch.setattr(dispatch, "_ANYTHING_ELSE", ("remembered", "reference"))
     for _ in range(3):
         CALL(**build(PLAIN).arguments)
-    assert (len(kernel.problems), kernel.asked) == (5, 3)
+    assert (len(kernel.problems), kernel.asked, kernel.bound) == (5, 3, 1)
 
 
 def test_every_field_of_a_case_that_is_static_is_tried_here():

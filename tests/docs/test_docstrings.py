@@ -86,7 +86,7 @@ def raised_by(function: Any) -> set[str]:
 
 
 def test_nothing_public_is_left_out() -> None:
-    assert CONSTANTS == {"mla.testing.PROPERTIES", "mla.testing.SM_SCALE"}
+    assert {"mla.testing.PROPERTIES", "mla.testing.SM_SCALE"} == CONSTANTS
     assert len(FUNCTIONS) + len(CLASSES) + len(CONSTANTS) == len(mla.__all__) + len(mla.testing.__all__)
 
 
@@ -150,7 +150,7 @@ def test_the_constants_are_explained_where_they_are_made() -> None:
         constant = name.rpartition(".")[2]
         module = "mla.testing.properties" if constant == "PROPERTIES" else "mla.testing.case"
         lines = inspect.getsource(importlib.import_module(module))
-        assert re.search(rf'^{constant}\b.* = .*  #: \S|^#: .*\n{constant}\b', lines, re.M), f"{name} has no #: comment"
+        assert re.search(rf"^{constant}\b.* = .*  #: \S|^#: .*\n{constant}\b", lines, re.M), f"{name} has no #: comment"
 
 
 def modules() -> Iterator[str]:

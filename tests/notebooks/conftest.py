@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +15,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
 
 
-def load(name: str) -> ModuleType:
+def module_of(name: str) -> ModuleType:
     """A module of the notebooks' folder, which is not a package."""
     known = f"notebooks_{name}"
     if known not in sys.modules:
         spec = importlib.util.spec_from_file_location(known, FOLDER / f"{name}.py")
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         sys.modules[known] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     return sys.modules[known]
@@ -31,13 +33,18 @@ def folder() -> Path:
 
 
 @pytest.fixture(scope="session")
+def load() -> Callable[[str], ModuleType]:
+    return module_of
+
+
+@pytest.fixture(scope="session")
 def exercises() -> ModuleType:
-    return load("exercises")
+    return module_of("exercises")
 
 
 @pytest.fixture(scope="session")
 def pairing() -> ModuleType:
-    return load("pairing")
+    return module_of("pairing")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from mla.testing.faults import FAULTS, judged_wrong
+
 pytest.importorskip("numpy")
 
 ANSWERS: dict[str, Any] = {
@@ -35,6 +37,12 @@ ANSWERS: dict[str, Any] = {
     "07-saturated": 896,
     "07-bmm2": 0.25,
     "07-exact": 18,
+    "08-programs": 12,
+    "08-loads": 4,
+    "08-address": 2211840000,
+    "09-lane": 6,
+    "09-products": 144,
+    "09-registers": 32,
     "10-A": "mask-from-the-top",
     "10-B": "log2e-forgotten",
     "10-C": "values-from-the-last-columns",
@@ -43,6 +51,10 @@ ANSWERS: dict[str, Any] = {
     "10-F": "duplicates-merged",
     "10-G": "page-size-taken-for-64",
     "10-H": "bmm2-in-the-scores",
+    "11-corner": 200,
+    "11-limit": "memory",
+    "11-limit-of-two": "arithmetic",
+    "11-floor": 1152,
     "12-auto": "reference",
     "12-refused": "raises",
 }
@@ -102,6 +114,8 @@ SOLVED: dict[str, Callable[..., Any]] = {
     "05-visible": visible,
     "06-counted": counted,
     "07-quantize": quantize,
+    "08-mean": lambda x, n: x[:n].mean(0),
+    "09-owner": lambda row, column: (row % 8 * 4 + column // 2, row // 8 * 2 + column % 2),
     "12-several": several,
 }
 
@@ -112,6 +126,8 @@ MISTAKEN: dict[str, Callable[..., Any]] = {
     "05-visible": lambda length, q_len, t: length - q_len + t + 1,
     "06-counted": lambda entries, n, pool: [entry for entry in entries if 0 <= entry < pool][:n],
     "07-quantize": lambda x: (x.to(torch.float8_e4m3fn), 1.0),
+    "08-mean": lambda x, n: x.nansum(0) / len(x),
+    "09-owner": lambda row, column: (row % 8 * 4 + column % 4, row // 8 * 2 + column // 4),
     "12-several": several_first_lengths,
 }
 
@@ -147,6 +163,21 @@ def test_a_right_function_is_right_and_a_mistaken_one_is_wrong(name: str, exerci
     assert exercises.verdict(name, MISTAKEN[name]).startswith("wrong: ")
     assert exercises.verdict(name, lambda *given, **named: None) == exercises.OPEN
     assert exercises.verdict(name, 7).startswith("wrong: it is a int")
+
+
+def test_the_broken_kernels_have_the_faults_that_the_answers_name(
+    load: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    broken = load("broken_kernels")
+    assert list(broken.SUSPECTS) == sorted(set(broken.SUSPECTS))
+    assert "".join(broken.kernels()) == broken.LETTERS
+    for letter, kernel in broken.kernels().items():
+        fault = FAULTS[ANSWERS[f"10-{letter}"]]
+        assert repr(kernel) == f"kernel {letter}"
+        (case, *_) = (case for case in fault.shown_by if judged_wrong(fault, case))
+        with pytest.raises(AssertionError):
+            fault.judge(kernel, case, "cpu")
 
 
 def test_a_function_that_raises_is_wrong_and_says_how(exercises: Any) -> None:

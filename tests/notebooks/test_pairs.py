@@ -81,6 +81,7 @@ def test_no_output_is_an_error_or_noise(path: Path) -> None:
         for output in cell["outputs"]:
             assert output["output_type"] != "error"
             assert output.get("name") != "stderr", output["text"]
+        assert sum(output.get("name") == "stdout" for output in cell["outputs"]) <= 1  # in one piece
 
 
 @each_notebook
@@ -111,4 +112,6 @@ def test_a_notebook_begins_with_its_number_and_states_one_idea(path: Path) -> No
 def test_the_extras_bring_all_that_a_run_needs() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     names = {extra: {re.split("[>=;<]", one)[0] for one in extras[extra]} for extra in ("notebooks", "test")}
-    assert {"jupytext", "nbclient", "nbformat", "ipykernel", "matplotlib", "numpy"} <= names["notebooks"] & names["test"]
+    assert {"jupytext", "nbclient", "nbformat", "ipykernel", "matplotlib", "numpy"} <= names["notebooks"] & names[
+        "test"
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ TOOLCHAINS = {"08": "triton"}
 
 
 def kinds(cell: Any) -> list[str]:
-    """What a cell shows: streams by name, pictures and values by type. Noise on stderr may differ by machine."""
+    """What a cell shows: streams by name, pictures and values by type; a stream in several pieces is one.
+
+    Noise on stderr may differ by machine.
+    """
     shown = [
         output.get("name") or "/".join(sorted(output.get("data", {"error": 0}))) for output in cell.get("outputs", [])
     ]
-    return [kind for kind in shown if kind != "stderr"]
+    return [kind for kind, _ in groupby(kind for kind in shown if kind != "stderr")]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)

@@ -64,13 +64,19 @@ from mla.backends.xqa.kernel.numbers import (
     float32,
     int32,
     int64,
-    larger_int,
     select,
     smaller_int,
     uint32,
     wait_for_tile,
 )
-from mla.backends.xqa.kernel.schedule import first_unit_of, request_at, teams_in_use, total_units, visible_tokens
+from mla.backends.xqa.kernel.schedule import (
+    first_unit_of,
+    next_share,
+    request_at,
+    teams_in_use,
+    total_units,
+    visible_tokens,
+)
 
 
 def decode(
@@ -117,15 +123,18 @@ def decode(
     tiles,
     overhead,
     at_least,
+    piece,
+    pieces,
 ):
     """Attention of every row over its team's share of its keys.
 
     Grid: teams * tiles blocks. Addresses are int64, steps are in bytes, a scale is a number or, where its address is
     not 0, the fp32 number at that address.
 
-    parts, part_lse: for each team 2 slots of [tiles, ROWS] rows (512 fp32, and their log-sum-exp in base 2): slot 1
-    for the head of a request that the next team goes on with, slot 0 for a later part. begins: [requests + 1] int32,
-    the first unit of each request, then the number of all units; the merge kernel reads it.
+    parts, part_lse: slots of [tiles, ROWS] rows (512 fp32, and their log-sum-exp in base 2), two for each team: the
+    second for the head of a request that the next team goes on with, the first for a later part; or, when requests are
+    cut into pieces of `piece` tiles, `pieces` for each request. begins: [requests + 1] int32, the first unit of each
+    request, then the number of all units; the merge kernel reads it.
     """
     smem = shared_base()
     team, tile = team_and_tile(tiles)
@@ -146,8 +155,7 @@ def decode(
         while unit < end:
             seen_by_first, keys = visible_tokens(measure, request, 1)
             count = (keys + (TILE - 1)) >> TILE_BITS
-            first_tile = larger_int(unit - begin - overhead, 0)
-            end_tile = smaller_int(larger_int(end - begin - overhead, 0), count)
+            first_tile, end_tile, after = next_share(unit, end, begin, overhead, count, piece)
             store_i32(begins + int64(request) * 4, begin, one_thread & (unit == begin))
             if (first_tile < end_tile) | ((count == 0) & (unit == begin)):
                 owner = int64(quotient(request, q_len) if SPARSE else request)  # of the call
@@ -177,11 +185,16 @@ def decode(
                         sums,
                     )
                 else:
-                    leave_part(smem, parts, part_lse, tiles, select(first_tile == 0, 1, 0), top, total, sums)
+                    if piece > 0:
+                        slot = int64(request) * pieces + quotient(first_tile, piece)
+                    else:
+                        slot = int64(team_and_tile(tiles)[0]) * 2 + select(first_tile == 0, 1, 0)
+                    leave_part(smem, parts, part_lse, tiles, slot, top, total, sums)
                 barrier()  # the stages and the factors have been read
-            begin = begin + overhead + count
-            unit = smaller_int(begin, end)
-            request = request + 1
+            unit = after
+            if after >= begin + overhead + count:
+                begin = begin + overhead + count
+                request = request + 1
 
 
 def team_and_tile(tiles):
@@ -221,14 +234,13 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     until = smaller_int(seen_by_first + last_token, keys)  # seen by any
     end_tile = smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS)
     limit = seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4)
-    page_size = pool[4]
     for i in range(STAGES - 1):
         if first_tile + i < end_tile:
             first = (first_tile + i) * TILE
-            load_tile(smem, i, first, table_entry(table, page_size, first, until), pool, until)
+            load_tile(smem, i, first, table_entry(table, pool, first, until), pool, until)
         cp_async_commit()
     ahead = first_tile + (STAGES - 1)
-    entry = table_entry(table, page_size, ahead * TILE, until)  # one tile early: its latency hides
+    entry = table_entry(table, pool, ahead * TILE, until)  # one tile early: its latency hides
     top = NEGATIVE_INFINITY
     total = float32(0.0)
     stage = 0
@@ -239,7 +251,7 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
             filled = select(stage == 0, STAGES - 1, stage - 1)
             load_tile(smem, filled, ahead * TILE, entry, pool, until)
             ahead = ahead + 1
-            entry = table_entry(table, page_size, ahead * TILE, until)
+            entry = table_entry(table, pool, ahead * TILE, until)
         cp_async_commit()
         first = at * TILE
         keys = smem + KEYS_AT + stage * STAGE_BYTES
@@ -301,8 +313,8 @@ def finish_rows(smem, out, lse, shape, sinks, out_scale, top, total, sums):
 def leave_part(smem, parts, part_lse, tiles, slot, top, total, sums):
     """A share of a request: normalised by itself, in fp32, for the merge kernel."""
     thread = thread_index_anew()
-    team, tile = team_and_tile(tiles)
-    first_row = ((int64(team) * 2 + slot) * tiles + tile) * ROWS
+    _, tile = team_and_tile(tiles)
+    first_row = (slot * tiles + tile) * ROWS
     mine = first_row + (thread >> ROW_LANE_BITS)
     store_f32(part_lse + mine * 4, top + log2(total), (thread & (ROW_LANES - 1)) == 0)
     share_factor(smem, select(total == float32(0.0), float32(0.0), divide(float32(1.0), total)))

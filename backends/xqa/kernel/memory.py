@@ -46,6 +46,7 @@ from mla.backends.xqa.kernel.numbers import (
     float32,
     int32,
     int64,
+    larger_int,
     select,
 )
 from mla.backends.xqa.kernel.schedule import read_id
@@ -53,17 +54,20 @@ from mla.backends.xqa.kernel.schedule import read_id
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def table_entry(table, page_size, first, limit):
-    """What the table says of a tile's token that this thread helps to load: a page (dense) or a slot (sparse); -1 where
-    it says nothing.
+def table_entry(table, pool, first, limit):
+    """What the table says of a tile's token that this thread helps to load: a page (dense) or a slot (sparse) of the
+    pool, as int32; -1 where it says nothing, or something that is not in the pool.
 
-    table: (address of the request's row, bytes from column to column, wide, columns).
+    table: (address of the request's row, bytes from column to column, wide, columns). pool: see `place_of`.
     """
     address, step, wide, columns = table
+    _, _, _, pages, page_size = pool
     index = first + loaded_token(thread_index_anew())
     column = index if SPARSE else quotient(index, page_size)
     ok = (index < limit) & (column < columns)
-    return read_id(address + int64(column) * step, wide, ok, -1)
+    entry = read_id(address + int64(column) * step, wide, ok, -1)
+    bound = pages * page_size if SPARSE else pages
+    return int32(select((entry >= 0) & (entry < bound), entry, int64(-1)))
 
 
 def place_of(pool, entry, index, limit):
@@ -72,20 +76,19 @@ def place_of(pool, entry, index, limit):
     pool: (address, bytes from page to page, from token to token, pages, page size). All of the address arithmetic is
     in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
     """
-    address, page_step, token_step, pages, page_size = pool
+    address, page_step, token_step, _, page_size = pool
+    inside = entry >= 0
+    known = larger_int(entry, 0)
     if SPARSE:
-        inside = (entry >= 0) & (entry < pages * page_size)
-        slot = int32(select(inside, entry, int64(0)))
-        page = quotient(slot, page_size)
-        offset = slot - page * page_size
-        bias = select(inside & (index < limit), float32(0.0), NEGATIVE_INFINITY)
+        page = quotient(known, page_size)
+        offset = known - page * page_size
+        bias = select(inside, float32(0.0), NEGATIVE_INFINITY)
     else:
-        inside = (entry >= 0) & (entry < pages)
-        page = select(inside, entry, int64(0))
+        page = known
         offset = index - quotient(index, page_size) * page_size
         bias = select(index < limit, select(inside, float32(0.0), NOT_A_NUMBER), NEGATIVE_INFINITY)
     source = address + int64(page) * page_step + int64(offset) * token_step
-    return source, select(inside & (index < limit), 16, 0), bias
+    return source, select(inside, 16, 0), bias
 
 
 def loaded_token(thread):

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The kernel that joins the parts of a request that several teams shared. It leaves no state behind.
 
-It finds from `begins`, which the decode kernel wrote, which teams took a request's keys. A request that one team took
-alone was written by that team, and is left alone here.
+It finds from `begins`, which the decode kernel wrote, which teams took a request's keys (in deterministic mode the
+pieces are where they always are). A request that one team took alone was written by that team, and is left alone here.
 """
 
 from mla.backends.xqa.isa import (
@@ -66,11 +66,13 @@ def merge(
     tiles,
     overhead,
     at_least,
+    piece,
+    pieces,
     rows_per_block,
 ):
     """Join one request's parts for `rows_per_block` rows. Grid: requests * blocks per request.
 
-    Dynamic shared memory: one fp32 for each team.
+    Dynamic shared memory: one fp32 for each part that there can be.
     """
     thread = thread_index()
     smem = shared_base()
@@ -83,23 +85,28 @@ def merge(
     out_scale = load_f32(bmm2_at, bmm2_at != 0, bmm2)
     if DEPENDENT:
         wait_for_last_grid()
-    total = load_fresh_i32(begins + int64(requests) * 4)
-    begin = load_fresh_i32(begins + int64(request) * 4) + overhead
-    teams = teams_in_use(total, teams, at_least)
-    head_team = team_of(begin, total, teams)
-    last_team = team_of(begin + smaller_int(count, 1) * (count - 1), total, teams)
-    if head_team < last_team:
+    if piece > 0:
+        count_of_parts = quotient(count + (piece - 1), piece)
+        slots = (int64(request) * pieces, 1, 0)
+    else:
+        total = load_fresh_i32(begins + int64(requests) * 4)
+        first = load_fresh_i32(begins + int64(request) * 4) + overhead
+        teams = teams_in_use(total, teams, at_least)
+        head_team = team_of(first, total, teams)
+        count_of_parts = team_of(first + smaller_int(count, 1) * (count - 1), total, teams) - head_team + 1
+        slots = (int64(head_team) * 2, 2, 1)
+    if count_of_parts > 1:
         owner = quotient(request, q_len) if SPARSE else request
         token0 = request - owner * q_len if SPARSE else 0
         for row in range(first_row, smaller_int(first_row + rows_per_block, rows)):
             token = quotient(row, heads)
             head = row - token * heads
-            top, weight = weigh_parts(smem, part_lse + row * 4, head_team, last_team, tiles)
+            top, weight = weigh_parts(smem, part_lse + row * 4, slots, count_of_parts, tiles)
             sink = load_f32(sinks + head * 4, sinks != 0, NEGATIVE_INFINITY) * LOG2_E
             factor, row_lse = finished(top, weight, sink, out_scale)
             to = lse + int64(owner) * lse_request + int64(token0 + token) * lse_token + int64(head) * lse_head
             store_f32(to, row_lse * lse_unit, (thread == 0) & (lse != 0))
-            w, x, y, z = add_parts(smem, parts + int64(row) * PART_BYTES + thread * 16, head_team, last_team, tiles)
+            w, x, y, z = add_parts(smem, parts + int64(row) * PART_BYTES + thread * 16, slots, count_of_parts, tiles)
             at = out + int64(owner) * out_request + int64(token0 + token) * out_token + int64(head) * out_head
             at = at + thread * (4 * OUT_BYTES)
             store_out(at, w * factor, x * factor, 1)
@@ -107,45 +114,47 @@ def merge(
             barrier()  # the weights have been read
 
 
-def slot_of(team, head_team, tiles):
-    """The row at which a team's part of the request begins: slot 1 for the head, slot 0 for a later part."""
-    return (int64(team) * 2 + select(team == head_team, 1, 0)) * tiles * ROWS
+def first_row_of(slots, i, tiles):
+    """The row of scratch at which part i begins. slots: (the first, from one to the next, how much further the first
+    part lies): a head is in its team's second slot, later parts are in the first."""
+    base, step, of_head = slots
+    return (base + i * step + select(i == 0, of_head, 0)) * tiles * ROWS
 
 
-def weigh_parts(smem, part_lse, head_team, last_team, tiles):
+def weigh_parts(smem, part_lse, slots, count, tiles):
     """(the highest log-sum-exp, the sum of 2^(lse - highest)) of a row's parts; the summands into shared memory."""
     thread = thread_index()
     lane = thread & 31
     top = NEGATIVE_INFINITY
-    for start in range(head_team, last_team + 1, 32):  # every warp looks at all parts: no barrier is needed
-        team = start + lane
-        inside = team <= last_team
-        top = larger(top, load_fresh_f32(part_lse + slot_of(team, head_team, tiles) * 4, inside, NEGATIVE_INFINITY))
+    for start in range(0, count, 32):  # every warp looks at all parts: no barrier is needed
+        i = start + lane
+        at = part_lse + first_row_of(slots, i, tiles) * 4
+        top = larger(top, load_fresh_f32(at, i < count, NEGATIVE_INFINITY))
     for i in range(5):
         top = larger(top, shuffle_xor(top, 1 << i))
     base = select(top == NEGATIVE_INFINITY, float32(0.0), top)
     weight = float32(0.0)
-    for start in range(head_team, last_team + 1, 32):
-        team = start + lane
-        inside = team <= last_team
-        share = exp2(load_fresh_f32(part_lse + slot_of(team, head_team, tiles) * 4, inside, NEGATIVE_INFINITY) - base)
+    for start in range(0, count, 32):
+        i = start + lane
+        at = part_lse + first_row_of(slots, i, tiles) * 4
+        share = exp2(load_fresh_f32(at, i < count, NEGATIVE_INFINITY) - base)
         weight = weight + share
-        set_shared_f32(smem + (team - head_team) * 4, share, inside & (thread < 32))
+        set_shared_f32(smem + i * 4, share, (i < count) & (thread < 32))
     for i in range(5):
         weight = weight + shuffle_xor(weight, 1 << i)
     barrier()
     return top, weight
 
 
-def add_parts(smem, parts, head_team, last_team, tiles):
+def add_parts(smem, parts, slots, count, tiles):
     """Four dims of a row: the sum of its parts, each times its weight."""
     w = float32(0.0)
     x = float32(0.0)
     y = float32(0.0)
     z = float32(0.0)
-    for team in range(head_team, last_team + 1):
-        share = shared_f32(smem + (team - head_team) * 4)
-        dims = load_fresh_f32x4(parts + slot_of(team, head_team, tiles) * PART_BYTES)
+    for i in range(count):
+        share = shared_f32(smem + i * 4)
+        dims = load_fresh_f32x4(parts + first_row_of(slots, i, tiles) * PART_BYTES)
         w = w + share * dims[0]
         x = x + share * dims[1]
         y = y + share * dims[2]

@@ -11,6 +11,9 @@ whole, and shares at most two: one that an earlier team began, and one that the 
     parts      whole              head |  a later part         | later part, whole
 
 The first `overhead` units of a request stand for what it costs besides its keys; its keys' tiles follow.
+
+So where a request is cut depends on all lengths. In deterministic mode it does not: each request is cut into pieces of
+so many tiles, and the team in whose units a piece begins takes all of it.
 """
 
 from mla.backends.xqa.isa import (
@@ -134,6 +137,32 @@ def teams_in_use(total, teams, at_least):
 def first_unit_of(team, total, teams):
     """The unit at which a team begins."""
     return int32(quotient64(int64(team) * total, int64(teams)))
+
+
+def next_share(unit, end, begin, overhead, count, piece):
+    """What a team that stands at `unit` takes next of a request of `count` tiles: (first tile, end, the unit after).
+
+    end: of the team's units. begin: the request's first unit. piece: tiles of a piece, or 0 to cut where teams end. An
+    empty share, first tile = end, is none, but for a request without keys: that is taken where it begins.
+    """
+    keys_begin = begin + overhead
+    request_end = keys_begin + count
+    if piece > 0:
+        number = 0
+        if unit > begin:  # the first piece begins with the request, and so in an earlier team
+            number = larger_int(quotient(larger_int(unit - keys_begin, 0) + (piece - 1), piece), 1)
+        first_tile = number * piece
+        starts = select(number == 0, begin, keys_begin + first_tile)
+        end_tile = smaller_int(first_tile + piece, count)
+        after = smaller_int(keys_begin + first_tile + piece, request_end)
+        if (first_tile >= count) | (starts >= end):
+            end_tile = first_tile
+            after = select(starts >= end, smaller_int(end, request_end), request_end)
+    else:
+        first_tile = larger_int(unit - keys_begin, 0)
+        end_tile = smaller_int(larger_int(end - keys_begin, 0), count)
+        after = smaller_int(request_end, end)
+    return int32(first_tile), int32(end_tile), int32(after)
 
 
 def team_of(unit, total, teams):

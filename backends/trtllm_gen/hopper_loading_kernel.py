@@ -1,0 +1,247 @@
+"""What Hopper's decode kernel does besides computing, in Gluon: the plan, where keys lie, loading them, widening e4m3."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier
+
+from mla.backends.trtllm_gen import plan_kernel
+
+keys_of = gluon.jit(plan_kernel.keys_of.fn)
+pieces_in = gluon.jit(plan_kernel.pieces_in.fn)
+units_of = gluon.jit(plan_kernel.units_of.fn)
+teams_used = gluon.jit(plan_kernel.teams_used.fn)
+first_unit = gluon.jit(plan_kernel.first_unit.fn)
+
+R = gl.constexpr(512)
+ROPE = gl.constexpr(64)
+BN = gl.constexpr(64)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def locate(
+    team, teams, lens_ptr, stride_lens, items, Q_LEN: gl.constexpr, SPARSE: gl.constexpr, most, PIECE: gl.constexpr,
+    OVERHEAD: gl.constexpr, MIN_UNITS: gl.constexpr, SCAN: gl.constexpr, ONCE: gl.constexpr,
+):  # fmt: skip
+    """(total units, teams used, first item of the team, units before that item), as `plan_kernel.locate`."""
+    VECTOR: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    item = gl.arange(0, SCAN, VECTOR)
+    if ONCE:
+        units = units_of(lens_ptr, stride_lens, item, item < items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
+        total = gl.sum(units, 0)
+        used = teams_used(total, gl.max(units, 0), items, teams, MIN_UNITS)
+        passed = (item < items) & (gl.associative_scan(units, 0, _add) <= first_unit(team, total, used))
+        found = gl.sum(passed.to(gl.int32), 0)
+        before = gl.sum(gl.where(passed, units, 0), 0)
+    else:
+        total, largest = gl.to_tensor(0), gl.to_tensor(0)
+        for start in range(0, items, SCAN):
+            live = start + item < items
+            units = units_of(lens_ptr, stride_lens, start + item, live, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
+            total += gl.sum(units, 0)
+            largest = gl.maximum(largest, gl.max(units, 0))
+        used = teams_used(total, largest, items, teams, MIN_UNITS)
+        unit = first_unit(team, total, used)
+        found, before, seen = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
+        for start in range(0, items, SCAN):
+            live = start + item < items
+            units = units_of(lens_ptr, stride_lens, start + item, live, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
+            passed = live & (seen + gl.associative_scan(units, 0, _add) <= unit)
+            found += gl.sum(passed.to(gl.int32), 0)
+            before += gl.sum(gl.where(passed, units, 0), 0)
+            seen += gl.sum(units, 0)
+    return total, used, found, before
+
+
+@gluon.jit
+def keys_at(
+    start, offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr,
+    SPARSE: gl.constexpr, FLAT: gl.constexpr, ONE_PAGE: gl.constexpr,
+):  # fmt: skip
+    """(element offsets, readable, what joins the scores) of keys start + offsets, as `decode_kernel.keys_at`."""
+    position = start + offsets
+    readable = position < end
+    if SPARSE:
+        slot = gl.load(table + position.to(gl.int64) * stride_table, mask=readable, other=-1).to(gl.int64)
+        readable = readable & (slot >= 0) & (slot < num_pages.to(gl.int64) * PAGE)
+        slot = gl.where(readable, slot, 0)
+        if FLAT:
+            where = slot * TOKEN
+        else:
+            where = (slot // PAGE) * stride_page + (slot % PAGE) * TOKEN
+        joins = gl.where(readable, 0.0, float("-inf"))
+    else:
+        joins = gl.where(readable, 0.0, float("-inf"))
+        if ONE_PAGE:
+            column = start // PAGE
+            page = gl.load(table + column.to(gl.int64) * stride_table, mask=(column < width) & (start < end), other=-1)
+            known = (page >= 0) & (page < num_pages)
+            page = gl.where(known, page, 0).to(gl.int64)
+            where = page * stride_page + (start % PAGE) * TOKEN + (offsets * TOKEN).to(gl.int64)
+        else:
+            column = position // PAGE
+            page = gl.load(table + column.to(gl.int64) * stride_table, mask=readable & (column < width), other=-1)
+            known = (page >= 0) & (page < num_pages)
+            page = gl.where(known, page, 0).to(gl.int64)
+            where = page * stride_page + (position - column * PAGE) * TOKEN
+        joins = gl.where(readable & (known == 0), float("nan"), joins)
+        readable = readable & known
+    return where, readable, joins
+
+
+@gluon.jit
+def span_of(
+    item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN: gl.constexpr, SPARSE: gl.constexpr,
+    PIECE: gl.constexpr, OVERHEAD: gl.constexpr,
+):  # fmt: skip
+    """(keys, length, blocks, pieces, first piece, one past the last) of a team's part of an item."""
+    keys, length = keys_of(lens_ptr, stride_lens, item, item < items, Q_LEN, SPARSE, most)
+    blocks, pieces = pieces_in(keys, BN, PIECE)
+    first = gl.maximum(lo - before - OVERHEAD, 0)
+    last = gl.minimum(hi - before - OVERHEAD, pieces)
+    return keys, length, blocks, pieces, first, last
+
+
+@gluon.jit
+def load_block(
+    start, end, late, place, parity, keys, ropes, bias, full, empty, kv_ptr, table, stride_table, width, num_pages,
+    stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr,
+    CAUSAL: gl.constexpr, VEC: gl.constexpr,
+):  # fmt: skip
+    """The keys from `start` on, up to `end`, into one place of the ring once it is free; zeros past the end.
+
+    What joins their scores goes with them. Keys from `late` on are not seen by every row: if such a key holds numbers that
+    are not finite, they become 0 and NaN joins its scores, so that 0 * NaN reaches no row that does not see it.
+    """
+    PART: gl.constexpr = 16  # keys at a time: addresses take registers
+    ONE_PAGE: gl.constexpr = PAGE % BN == 0
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [4, 1], [1, 0])
+    NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [4, 1], [1, 0])
+    offsets = gl.arange(0, PART, gl.SliceLayout(1, WIDE))
+    cols = gl.arange(0, R, gl.SliceLayout(0, WIDE))
+    rope_offsets = gl.arange(0, BN, gl.SliceLayout(1, NARROW))
+    rope_cols = R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW))
+    rope_where, rope_readable, joins = keys_at(
+        start,
+        rope_offsets,
+        end,
+        table,
+        stride_table,
+        width,
+        num_pages,
+        stride_page,
+        TOKEN,
+        PAGE,
+        SPARSE,
+        FLAT,
+        ONE_PAGE,
+    )
+    mbarrier.wait(empty.index(place), parity)
+    # A worker does not know its arguments' alignment: 16 bytes.
+    at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16]) + rope_cols[None, :]
+    if CAUSAL:
+        is_late = start + rope_offsets >= late
+        if start + BN > late:
+            rope = gl.load(at, mask=rope_readable[:, None], other=0.0)
+            finite = gl.abs(rope.to(gl.float32)) < float("inf")
+            odd = is_late & (gl.min(finite.to(gl.int32), 1) == 0)
+            joins = gl.where(odd, float("nan"), joins)
+            ropes.index(place).store(gl.where(finite | (is_late == 0)[:, None], rope, gl.zeros_like(rope)))
+        else:
+            async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
+    else:
+        async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
+    bias.index(place).store(joins)
+    for part in gl.static_range(BN // PART):
+        where, readable, _ = keys_at(
+            start, part * PART + offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT,
+            ONE_PAGE,
+        )  # fmt: skip
+        at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
+        some = keys.index(place).slice(part * PART, PART, 0)
+        if CAUSAL:
+            is_late = start + part * PART + offsets >= late
+            if start + part * PART + PART > late:
+                value = gl.load(at, mask=readable[:, None], other=0.0)
+                finite = gl.abs(value.to(gl.float32)) < float("inf")
+                odd = is_late & (gl.min(finite.to(gl.int32), 1) == 0)
+                some.store(gl.where(finite | (is_late == 0)[:, None], value, gl.zeros_like(value)))
+                some_bias = bias.index(place).slice(part * PART, PART, 0)
+                gl.thread_barrier()
+                so_far = some_bias.load(gl.SliceLayout(1, WIDE))
+                gl.thread_barrier()
+                some_bias.store(gl.where(odd, float("nan"), so_far))
+            else:
+                async_copy.async_copy_global_to_shared(some, at, mask=readable[:, None])
+        else:
+            async_copy.async_copy_global_to_shared(some, at, mask=readable[:, None])
+    async_copy.mbarrier_arrive(full.index(place), increment_count=False)
+    fence_async_shared()
+    mbarrier.arrive(full.index(place), count=1)  # one more arrival, for what was stored without an asynchronous copy
+
+
+@gluon.jit
+def load_warps(
+    keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page, stride_table_request,
+    stride_table_token, stride_table, stride_lens, items, width, num_pages, most, Q_LEN: gl.constexpr,
+    PAGE: gl.constexpr, TOKEN: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr, STAGES: gl.constexpr,
+    PIECE: gl.constexpr, OVERHEAD: gl.constexpr, VEC: gl.constexpr,
+):  # fmt: skip
+    """The loading group: every block of the team's spans into the ring, in order, as places come free."""
+    count = gl.to_tensor(0)
+    while before < hi:
+        here, length, blocks, pieces, first, last = span_of(
+            item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
+        )
+        if SPARSE:
+            table = table_ptr + (item // Q_LEN).to(gl.int64) * stride_table_request
+            table += (item % Q_LEN).to(gl.int64) * stride_table_token
+        else:
+            table = table_ptr + item.to(gl.int64) * stride_table_request
+        begin, end = first, last
+        if PIECE:
+            begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
+        for block in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
+            load_block(
+                block * BN, here, length - Q_LEN + 1, count % STAGES, ((count // STAGES) & 1) ^ 1, keys, ropes, bias, full,
+                empty, kv_ptr, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT,
+                (not SPARSE) and Q_LEN > 1, VEC,
+            )  # fmt: skip
+            count += 1
+        before += pieces + OVERHEAD
+        item += 1
+
+
+@gluon.jit
+def widen_warps(
+    keys, values, full, empty, values_full, values_empty, lens_ptr, lo, hi, item, before, stride_lens, items, most,
+    Q_LEN: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, OVERHEAD: gl.constexpr,
+):  # fmt: skip
+    """The widening group of e4m3 caches: values become fp16, exactly, since 8-bit ones could not be read across keys."""
+    PART: gl.constexpr = 16
+    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])  # 16 bytes of fp16: no bank conflict
+    count = gl.to_tensor(0)
+    while before < hi:
+        here, _, blocks, pieces, first, last = span_of(
+            item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
+        )
+        begin, end = first, last
+        if PIECE:
+            begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
+        for _ in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
+            place = count % STAGES
+            mbarrier.wait(full.index(place), (count // STAGES) & 1)
+            mbarrier.wait(values_empty.index(count % 2), ((count // 2) & 1) ^ 1)
+            for part in gl.static_range(BN // PART):
+                some = keys.index(place).slice(part * PART, PART, 0).load(WIDE)
+                values.index(count % 2).slice(part * PART, PART, 0).store(some.to(gl.float16))
+            fence_async_shared()
+            mbarrier.arrive(empty.index(place), count=1)
+            mbarrier.arrive(values_full.index(count % 2), count=1)
+            count += 1
+        before += pieces + OVERHEAD
+        item += 1

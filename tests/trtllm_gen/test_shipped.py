@@ -1,0 +1,69 @@
+"""The shipped kernels, compiled for every chip with no GPU: they fit, and use the tensor cores in the way that is meant."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+CHIPS = [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
+# What multiplies, by chip and kind of kernel. Tiles below 64 rows are mma.sync, but where operands are swapped (Hopper).
+INSTRUCTION = {
+    "Hopper bf16": "HGMMA",
+    "Hopper e4m3": "QGMMA",
+    "portable bf16": "HMMA",
+    "portable e4m3": "HMMA",
+}
+
+
+def wanted(name: str) -> bool:
+    """Of every chip's list: one query token, dense, and each way of merging that is not like another."""
+    dense = "sparse" not in name and "Q = 2" not in name
+    return (dense and "merge" not in name) or name.startswith(("merge, 128", "merge, 4 parts x 4"))
+
+
+@pytest.fixture(scope="module", params=CHIPS, ids=lambda chip: f"sm_{chip[0]}{chip[1]}")
+def codes(request: pytest.FixtureRequest) -> Any:
+    from mla.backends.trtllm_gen.configurations import shipped
+    from mla.backends.trtllm_gen.machine_code import compile_all, job_of
+
+    chip = request.param
+    jobs = [job_of(one, chip) for one in shipped(chip) if wanted(one.name)]
+    assert len(jobs) >= 4
+    return compile_all(jobs, processes=2)
+
+
+def test_each_compiles_and_fits_the_chip(codes: Any) -> None:
+    for code in codes:
+        assert code.error == "", f"{code.name}: {code.error}"
+        assert code.fits, f"{code.name}: {code.shared_bytes} bytes of shared memory"
+        assert code.registers > 16, f"{code.name} is no code at all"
+
+
+def test_each_multiplies_on_the_tensor_cores(codes: Any) -> None:
+    for code in codes:
+        if code.name.startswith("merge"):
+            continue
+        kind = " ".join(code.name.split(",")[0].split()[:2])
+        classes = {opcode.partition(".")[0] for opcode in code.matrix_instructions}
+        expected = "HGMMA" if code.chip == (9, 0) and "64 rows" in code.name else INSTRUCTION[kind]
+        assert expected in classes, f"{code.name}: {classes}"
+        assert code.instructions["LDGSTS"] > 0, f"{code.name} loads keys through registers"
+
+
+def test_e4m3_scores_use_the_e4m3_instruction_where_the_chip_has_one_for_such_tiles(codes: Any) -> None:
+    for code in codes:
+        if "e4m3" in code.name and code.chip in ((8, 9), (9, 0), (12, 0)):
+            assert any(name.startswith(("QMMA", "QGMMA")) for name in code.matrix_instructions), code.name
+
+
+def test_no_matrix_instruction_waits_for_another_without_need(codes: Any) -> None:
+    assert {code.name: code.serialized for code in codes if code.serialized} == {}
+
+
+def test_tiles_of_sixteen_rows_and_merges_spill_nothing(codes: Any) -> None:
+    spilling = [code.name for code in codes if code.spills and ("16 rows" in code.name or "merge" in code.name)]
+    assert spilling == []
