@@ -146,8 +146,7 @@ def decode(
     teams = teams_in_use(units, teams, at_least)
     unit = first_unit_of(team, units, teams)
     end = smaller_int(first_unit_of(team + 1, units, teams), units)
-    one_thread = (thread_index_anew() == 0) & (tile == 0)  # tells the merge kernel about its team
-    store_i32(begins + int64(requests) * 4, units, one_thread & (team == 0))
+    store_i32(begins + int64(requests) * 4, units, one_thread(tiles) & (team == 0))
     words = cuda.local.array(QUERY_WORDS, uint32)
     sums = cuda.local.array(ACCUMULATORS, float32)  # [row tile, 8 columns of 8 dims, c0..c3]
     if unit < end:
@@ -156,7 +155,7 @@ def decode(
             seen_by_first, keys = visible_tokens(measure, request, 1)
             count = (keys + (TILE - 1)) >> TILE_BITS
             first_tile, end_tile, after = next_share(unit, end, begin, overhead, count, piece)
-            store_i32(begins + int64(request) * 4, begin, one_thread & (unit == begin))
+            store_i32(begins + int64(request) * 4, begin, one_thread(tiles) & (unit == begin))
             if (first_tile < end_tile) | ((count == 0) & (unit == begin)):
                 owner = int64(quotient(request, q_len) if SPARSE else request)  # of the call
                 token = int64(request - owner * q_len if SPARSE else 0)
@@ -202,6 +201,11 @@ def team_and_tile(tiles):
     block = block_index()
     team = quotient(block, tiles)
     return int32(team), int32(block - team * tiles)
+
+
+def one_thread(tiles):
+    """Whether this is the one thread of its team that tells the merge kernel about it."""
+    return (thread_index_anew() == 0) & (team_and_tile(tiles)[1] == 0)
 
 
 def fill_shared(smem, tile, heads):
