@@ -39,7 +39,7 @@ def rows(told: str) -> list[list[str]]:
     return [line.split(maxsplit=3) for line in told.splitlines()]
 
 
-def test_on_a_cpu_the_reference_accepts_and_the_announced_ones_refuse(run: Any) -> None:
+def test_on_a_cpu_the_reference_accepts_and_the_kernels_refuse(run: Any) -> None:
     told = run("backends")
     assert "B=1 Q=1 H=128, dense, table width 64, 64 pages of 64, bfloat16 query, bfloat16 cache" in told
     assert "backend='auto' runs: reference" in told

@@ -145,7 +145,7 @@ def decode(
     units = total_units(smem, measure, requests, overhead)
     teams = teams_in_use(units, teams, at_least)
     unit = first_unit_of(team, units, teams)
-    end = smaller_int(first_unit_of(team + 1, units, teams), units)
+    end = int32(smaller_int(first_unit_of(team + 1, units, teams), units))
     store_i32(begins + int64(requests) * 4, units, one_thread(tiles) & (team == 0))
     words = cuda.local.array(QUERY_WORDS, uint32)
     sums = cuda.local.array(ACCUMULATORS, float32)  # [row tile, 8 columns of 8 dims, c0..c3]
@@ -153,7 +153,7 @@ def decode(
         request, begin = request_at(smem, measure, requests, overhead, unit)
         while unit < end:
             seen_by_first, keys = visible_tokens(measure, request, 1)
-            count = (keys + (TILE - 1)) >> TILE_BITS
+            count = int32((keys + (TILE - 1)) >> TILE_BITS)
             first_tile, end_tile, after = next_share(unit, end, begin, overhead, count, piece)
             store_i32(begins + int64(request) * 4, begin, one_thread(tiles) & (unit == begin))
             if (first_tile < end_tile) | ((count == 0) & (unit == begin)):
@@ -192,8 +192,8 @@ def decode(
                 barrier()  # the stages and the factors have been read
             unit = after
             if after >= begin + overhead + count:
-                begin = begin + overhead + count
-                request = request + 1
+                begin = int32(begin + overhead + count)
+                request = int32(request + 1)
 
 
 def team_and_tile(tiles):
@@ -233,39 +233,39 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     load_queries(words, query, tile, rows, heads)
     for i in range(ACCUMULATORS):
         sums[i] = float32(0.0)
-    common = seen_by_first + quotient(tile * ROWS, heads)  # seen by every row of this block
+    common = int32(seen_by_first + quotient(tile * ROWS, heads))  # seen by every row of this block
     last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
-    until = smaller_int(seen_by_first + last_token, keys)  # seen by any
-    end_tile = smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS)
-    limit = seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4)
+    until = int32(smaller_int(seen_by_first + last_token, keys))  # seen by any
+    end_tile = int32(smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS))
+    limit = int32(seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4))
     for i in range(STAGES - 1):
         if first_tile + i < end_tile:
             first = (first_tile + i) * TILE
             load_tile(smem, i, first, table_entry(table, pool, first, until), pool, until)
         cp_async_commit()
-    ahead = first_tile + (STAGES - 1)
+    ahead = int32(first_tile + (STAGES - 1))
     entry = table_entry(table, pool, ahead * TILE, until)  # one tile early: its latency hides
     top = NEGATIVE_INFINITY
     total = float32(0.0)
-    stage = 0
+    stage = int32(0)
     for at in range(first_tile, end_tile):
         wait_for_tile()
         barrier()
         if ahead < end_tile:
             filled = select(stage == 0, STAGES - 1, stage - 1)
             load_tile(smem, filled, ahead * TILE, entry, pool, until)
-            ahead = ahead + 1
+            ahead = int32(ahead + 1)
             entry = table_entry(table, pool, ahead * TILE, until)
         cp_async_commit()
-        first = at * TILE
-        keys = smem + KEYS_AT + stage * STAGE_BYTES
+        first = int32(at * TILE)
+        keys = int32(smem + KEYS_AT + stage * STAGE_BYTES)
         partial_scores(smem, keys, words)
         barrier()
         top, total = softmax(smem, stage, first, scale, limit, top, total)
         barrier()
         add_values(smem, keys, first, common, sums)
         add_late_values(smem, keys, first, common, until, seen_by_first, sums)
-        stage = select(stage == STAGES - 1, 0, stage + 1)
+        stage = int32(select(stage == STAGES - 1, 0, stage + 1))
     for i in range(ROW_LANE_BITS):
         total = total + shuffle_xor(total, 1 << i)
     return top, total

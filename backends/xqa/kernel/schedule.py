@@ -40,7 +40,7 @@ def read_id(address, wide, ok, otherwise):
 
 
 def clipped(length):
-    return smaller_int(larger_int(length, int64(0)), int64(LONGEST))
+    return int32(smaller_int(larger_int(length, int64(0)), int64(LONGEST)))
 
 
 def visible_tokens(lengths, request, ok):
@@ -53,7 +53,7 @@ def visible_tokens(lengths, request, ok):
         owner = quotient(request, q_len)
         token = request - owner * q_len
         length = clipped(read_id(address + int64(owner) * step, wide, ok, 0))
-        first = smaller_int(larger_int(length - q_len + token + 1, int64(0)), room)
+        first = smaller_int(larger_int(length - q_len + token + 1, 0), room)
         last = first
     else:
         length = clipped(read_id(address + int64(request) * step, wide, ok, 0))
@@ -65,7 +65,7 @@ def visible_tokens(lengths, request, ok):
 def tiles_of(lengths, request, ok):
     """How many tiles of keys the request has."""
     _, last = visible_tokens(lengths, request, ok)
-    return (last + (TILE - 1)) >> TILE_BITS
+    return int32((last + (TILE - 1)) >> TILE_BITS)
 
 
 def block_sum(smem, value):
@@ -76,44 +76,44 @@ def block_sum(smem, value):
     inclusive = value
     for i in range(5):
         distance = 1 << i
-        inclusive = inclusive + select(lane >= distance, shuffle_up(inclusive, distance), 0)
+        inclusive = int32(inclusive + select(lane >= distance, shuffle_up(inclusive, distance), 0))
     barrier()  # what stood there before has been read
     set_shared_i32(smem + FOUND_AT + warp * 4, inclusive, lane == 31)
     barrier()
-    before = inclusive - value
-    total = 0
+    before = int32(inclusive - value)
+    total = int32(0)
     for i in range(THREADS // 32):
         of_warp = shared_i32(smem + FOUND_AT + i * 4)
-        before = before + select(i < warp, of_warp, 0)
-        total = total + of_warp
+        before = int32(before + select(i < warp, of_warp, 0))
+        total = int32(total + of_warp)
     return before, total
 
 
 def total_units(smem, lengths, requests, overhead):
     """Units of all requests together."""
-    total = 0
+    total = int32(0)
     thread = thread_index_anew()
     for start in range(0, requests, THREADS):
         request = start + thread
         ok = request < requests
-        units = select(ok, tiles_of(lengths, request, ok) + overhead, 0)
+        units = int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
         _, part = block_sum(smem, units)
-        total = total + part
-    return int32(total)
+        total = int32(total + part)
+    return total
 
 
 def request_at(smem, lengths, requests, overhead, unit):
     """(the request that a unit belongs to, its first unit)."""
     thread = thread_index_anew()
-    found = 0
-    begin = 0
-    passed = 0
-    start = 0
+    found = int32(0)
+    begin = int32(0)
+    passed = int32(0)
+    start = int32(0)
     searching = True
     while searching:
         request = start + thread
         ok = request < requests
-        units = select(ok, tiles_of(lengths, request, ok) + overhead, 0)
+        units = int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
         before, part = block_sum(smem, units)
         first = passed + before
         here = (first <= unit) & (unit < first + units)
@@ -124,14 +124,14 @@ def request_at(smem, lengths, requests, overhead, unit):
             found = shared_i32(smem + FOUND_AT + 64)
             begin = shared_i32(smem + FOUND_AT + 68)
             searching = False
-        passed = passed + part
-        start = start + THREADS
-    return int32(found), int32(begin)
+        passed = int32(passed + part)
+        start = int32(start + THREADS)
+    return found, begin
 
 
 def teams_in_use(total, teams, at_least):
     """Fewer teams than there are, when each would have less than `at_least` units."""
-    return smaller_int(teams, larger_int(quotient(total, at_least), 1))
+    return int32(smaller_int(teams, larger_int(quotient(total, at_least), 1)))
 
 
 def first_unit_of(team, total, teams):
