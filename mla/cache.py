@@ -117,7 +117,8 @@ def append_tokens(
     writable = (position >= 0) & (column < block_tables.shape[1]) & (page >= 0) & (page < num_pages)
     page, offset = torch.where(writable, page, 0).flatten(), torch.where(writable, position % page_size, 0).flatten()
     rows = latents if divisor is None else latents.to(torch.float32) / divisor
-    rows = (_saturate(rows) if cache.dtype is checks.E4M3 else rows.to(cache.dtype)).reshape(batch * q_len, -1).contiguous()
+    rows = _saturate(rows) if cache.dtype is checks.E4M3 else rows.to(cache.dtype)
+    rows = rows.reshape(batch * q_len, -1).contiguous()
     page, offset, rows = _redirect(cache, writable.flatten(), page, offset, rows)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[cache.element_size()]
     cache.view(bits).index_put_((page, offset), rows.view(bits))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
 import torch
 
 from mla.backends.xqa.config import SHARED_LIMIT
@@ -9,8 +13,12 @@ from mla.capabilities import Capabilities
 from mla.checks import DTYPE_PAIRS, E4M3, WIDE
 from mla.problem import Problem
 
+if TYPE_CHECKING:
+    from mla.backends.xqa.launcher import Launcher
+
 E4M3_SINCE = (8, 9)
 LONGEST = 1 << 30  # tokens of one request
+SMALLEST_TILE = 32
 MOST_SLOTS = (1 << 31) - 1
 MOST_UNITS = (1 << 31) - 1
 
@@ -37,15 +45,15 @@ class XqaBackend:
         return why + self._too_large(p) + self._toolchain()
 
     def _too_large(self, p: Problem) -> list[str]:
+        """What depends on shapes alone: max_seq_len may differ between calls that are taken for one another."""
         why = []
         room = p.top_k if p.is_sparse else p.table_width * p.page_size
-        longest = min(room, p.max_seq_len)
-        if longest > LONGEST:
-            why.append(f"requests may be {longest} tokens long (max_seq_len, block_tables); it takes {LONGEST}")
+        if room > LONGEST:
+            why.append(f"block_tables hold {room} tokens for each request; it counts up to {LONGEST}")
         requests = p.batch * (p.q_len if p.is_sparse else 1)
-        units = requests * (longest // 16 + 4)
+        units = requests * (room // SMALLEST_TILE + 4)
         if units > MOST_UNITS:
-            work = f"{requests} requests of up to {longest} tokens are {units} pieces of work"
+            work = f"{requests} requests with tables of {room} tokens may be {units} pieces of work"
             why.append(f"{work}; it counts up to {MOST_UNITS}")
         slots = p.num_pages * p.page_size
         if p.is_sparse and slots > MOST_SLOTS:
@@ -59,28 +67,40 @@ class XqaBackend:
 
     def run(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
         """Two launches on the current stream of the problem's device. The first call of a form compiles (seconds)."""
-        from mla.backends.xqa.launcher import launcher_for
+        with _guard(problem.device):
+            self._launcher(problem.device).run(problem, out, lse)
 
+    def warmup(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> None:
+        """Compile and load what such a problem needs, on its device; nothing is launched or written."""
+        with _guard(problem.device):
+            self._launcher(problem.device).warmup(problem, out, lse)
+
+    def bind(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None) -> Callable[..., None]:
+        """A function that runs calls like this one; `why_not` looks at nothing that they can differ in."""
         device = problem.device
-        if device.index == torch.cuda.current_device():
-            launcher_for(device).run(problem, out, lse)
-        else:
-            with torch.cuda.device(device):
-                launcher_for(device).run(problem, out, lse)
+        with _guard(device):
+            bound = self._launcher(device).bind(problem, out, lse)
+        index = device.index
+        current_device = torch.cuda.current_device
 
-    def warmup(self, problem: Problem) -> None:
-        """Compile and load what the problem needs, on its device, and launch nothing."""
+        def run(*arguments: Any) -> None:
+            if current_device() == index:
+                bound(*arguments)
+            else:
+                with torch.cuda.device(device):
+                    bound(*arguments)
+
+        return run
+
+    def _launcher(self, device: torch.device) -> Launcher:
         from mla.backends.xqa.launcher import launcher_for
 
-        p = problem
-        rows = (p.batch, p.q_len, p.num_heads)
-        with torch.cuda.device(p.device):
-            out, lse = p.out, p.lse
-            if out is None:
-                out = torch.empty(*rows, p.kv_lora_rank, dtype=p.out_dtype, device=p.device)
-            if lse is None and p.wants_lse:
-                lse = torch.empty(rows, dtype=torch.float32, device=p.device)
-            launcher_for(p.device).warmup(p, out, lse)
+        return launcher_for(device)
+
+
+def _guard(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes the device the current one, where it is not."""
+    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
 backend = XqaBackend()

@@ -82,7 +82,7 @@ class Plan:
 
 _FLOATS = frozenset({"bmm1", "bmm2", "lse_unit"})
 _SMALL = frozenset(
-    {"page_size", "table_wide", "columns", "length_wide", "requests", "q_len", "heads", "teams", "tiles"}
+    {"entries", "page_size", "table_wide", "columns", "length_wide", "requests", "q_len", "heads", "teams", "tiles"}
 )
 _SMALL |= {"overhead", "at_least", "rows_per_block"}
 
@@ -202,7 +202,7 @@ def arguments(
         "pool": p.kv_cache.data_ptr(),
         "page_step": page_step,
         "token_step": token_step,
-        "pages": p.num_pages,
+        "entries": p.num_pages * (p.page_size if p.is_sparse else 1),
         "page_size": p.page_size,
         "table": p.block_tables.data_ptr(),
         "table_request": table_steps[0],

@@ -57,7 +57,11 @@ def test_padded_requests_write_nothing():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_latents_of_any_strides_are_appended(dtype):
     base = torch.arange(2 * 3 * 576, dtype=torch.float32).remainder(256).view(2, 3, 576).to(dtype)
-    for latents in (torch.ones(1, 1, 1, dtype=dtype).expand(2, 3, 576), base.mT.contiguous().mT, base[:, :1].expand(2, 3, 576)):
+    for latents in (
+        torch.ones(1, 1, 1, dtype=dtype).expand(2, 3, 576),
+        base.mT.contiguous().mT,
+        base[:, :1].expand(2, 3, 576),
+    ):
         cache = torch.zeros(2, 4, 576, dtype=dtype)
         mla.append_tokens(cache, torch.tensor([[0], [1]]), torch.tensor([3, 3]), latents)
         assert torch.equal(cache[:, :3], latents)

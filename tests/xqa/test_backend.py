@@ -64,14 +64,23 @@ def test_other_chips_and_wide_formats_are_refused():
 
 @pytest.mark.usefixtures("complete")
 def test_sizes_that_it_cannot_count_are_refused():
-    (why,) = backend.why_not(on_a_gpu(page_size=1 << 30, max_seq_len=1 << 31))
-    assert why == "requests may be 2147483648 tokens long (max_seq_len, block_tables); it takes 1073741824"
-    assert backend.why_not(on_a_gpu(page_size=1 << 30, max_seq_len=1 << 20)) == []
-    (why,) = backend.why_not(on_a_gpu(batch=1 << 16, page_size=1 << 25, max_seq_len=1 << 25))
-    assert "65536 requests of up to 33554432 tokens are" in why
+    (why,) = backend.why_not(on_a_gpu(page_size=1 << 30))  # two columns
+    assert why == "block_tables hold 2147483648 tokens for each request; it counts up to 1073741824"
+    (why,) = backend.why_not(on_a_gpu(batch=1 << 16, page_size=1 << 25))
+    assert (
+        why
+        == "65536 requests with tables of 67108864 tokens may be 137439215616 pieces of work; it counts up to 2147483647"
+    )
     (why,) = backend.why_not(on_a_gpu(Case(top_k=4), num_pages=1 << 26))
     assert why.startswith("the pool has 4294967296 token slots; in sparse mode")
     assert backend.why_not(on_a_gpu(num_pages=1 << 26)) == []
+
+
+@pytest.mark.usefixtures("complete")
+@pytest.mark.parametrize("bound", [0, 1 << 31, 1 << 40])
+def test_max_seq_len_is_no_reason(bound):
+    """Calls that differ in it are taken for one another."""
+    assert backend.why_not(on_a_gpu(max_seq_len=bound)) == []
 
 
 def test_what_is_missing_of_the_toolchain_is_a_reason(monkeypatch):

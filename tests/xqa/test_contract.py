@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from mla.backends.xqa import plan
 from mla.backends.xqa.emulator.backend import CONSUMER, EmulatedBackend
 from mla.backends.xqa.plan import Machine
-from mla.testing import PROPERTIES, Case, Profile, judge_property
+from mla.testing import PROPERTIES, Case, Profile, assert_close, build, judge_property
 from mla.testing.suite import judge_kernel
 
 PROFILE = Profile.of(EmulatedBackend.capabilities)
@@ -71,6 +75,47 @@ def test_more_requests_than_threads(emulate):
 def test_the_configuration_of_every_kind_of_chip_is_right(emulate, case, capability):
     """They differ in stages, and in how e4m3 meets e4m3."""
     emulate(case, machine=Machine(capability, 2))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Deterministic mode cuts requests into pieces of 64 tokens."""
+    monkeypatch.setattr(plan, "PIECE_KEYS", 64)
+
+
+LONE = Case(lengths=(300,), heads=4, page_size=16, out="float32")
+TOGETHER = [
+    replace(LONE, lengths=(300, 0, 77, 64)),
+    replace(LONE, lengths=(300, 65, 129)),
+    replace(LONE, lengths=(300, 40), q_len=2, heads=12, sinks="normal", lse_base="basee"),
+    replace(LONE, lengths=(300, 90), top_k=200, slots="holes", q_len=2),
+    replace(LONE, lengths=(200, 90), heads=20, **E4M3),
+]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("case", TOGETHER, ids=repr)
+def test_in_deterministic_mode_no_bit_depends_on_how_the_work_is_dealt(emulated_call, case):
+    call = build(case)
+    arguments = call.arguments | {"deterministic": True}
+    results = [
+        emulated_call(teams=teams, at_least=least)(**arguments) for teams, least in ((1, 1), (2, 1), (7, 1), (9, 3))
+    ]
+    assert_close(results[0], call.problem)
+    for out, lse in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(lse, results[0][1])
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_in_deterministic_mode_no_bit_depends_on_the_rest_of_the_batch(emulated_call):
+    call = build(replace(LONE, lengths=(300, 0, 77, 64)))
+    whole = emulated_call()(**call.arguments | {"deterministic": True})
+    for b in range(4):
+        parts = {name: call.arguments[name][b : b + 1] for name in ("query", "block_tables", "seq_lens", "out")}
+        alone = emulated_call()(**call.arguments | parts | {"deterministic": True, "max_seq_len": 4000})
+        assert torch.equal(alone[0], whole[0][b : b + 1])
+        assert torch.equal(alone[1], whole[1][b : b + 1])
 
 
 def test_many_query_tokens_share_a_tile(emulate):

@@ -226,7 +226,8 @@ def moved(case: Case, index: int) -> Any:
     """The problem of a case, with another device written on it."""
     from dataclasses import replace
 
-    return replace(build(case).problem, device=torch.device("cuda", index), capability=(9, 0))
+    scratch = torch.empty(1 << 25, dtype=torch.uint8)
+    return replace(build(case).problem, device=torch.device("cuda", index), capability=(9, 0), workspace=scratch)
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -240,25 +241,27 @@ def test_a_call_launches_twice_under_its_devices_guard(cuda, devices, monkeypatc
     assert devices == [0]
 
 
-@pytest.mark.parametrize("lse", ["none", "returned", "rows"])
-@pytest.mark.parametrize("out", [None, "float32"])
-def test_warming_up_loads_and_launches_nothing(cuda, devices, monkeypatch, lse, out):
-    empty = torch.empty
-
-    def on_the_cpu(*sizes: Any, device: Any = None, **others: Any) -> torch.Tensor:
-        return empty(*sizes, **others)
-
-    monkeypatch.setattr(torch, "empty", on_the_cpu)
-    p = moved(Case(lengths=(9,), heads=4, lse=lse, out=out), 1)
-    backend.warmup(p)
+def test_warming_up_loads_and_launches_nothing(cuda, devices):
+    p = moved(Case(lengths=(9,), heads=4), 1)
+    out = torch.empty(1, 1, 4, 512, dtype=torch.bfloat16)
+    backend.warmup(p, out, None)
     names = [asked[0] for asked in cuda.asked]
     assert names.count("ptx") == 2
     assert not [name for name in names if name.startswith("launch")]
-    if p.wants_lse:
-        lse_tensor = torch.empty(1, 1, 4) if p.lse is None else p.lse
-    else:
-        lse_tensor = None
-    result = torch.empty(1, 1, 4, 512, dtype=p.out_dtype) if p.out is None else p.out
-    backend.run(p, result, lse_tensor)
+    backend.run(p, out, None)
     assert [asked[0] for asked in cuda.asked].count("ptx") == 2
     assert len(launcher._launchers[1]._prepared) == 1
+
+
+def test_a_bound_call_is_under_its_devices_guard(cuda, devices, monkeypatch):
+    seen = []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda asked: seen.append((asked, devices[0])) or 78)
+    p = moved(Case(lengths=(9,), heads=4), 1)
+    out = torch.empty(1, 1, 4, 512, dtype=torch.bfloat16)
+    bound = backend.bind(p, out, None)
+    arguments = (p.query, p.kv_cache, p.block_tables, p.seq_lens, out, None, None, p.bmm1_scale, 1.0, p.workspace, 9)
+    bound(*arguments)
+    devices[0] = 1
+    bound(*arguments)
+    assert seen == [(1, 1), (1, 1)]
+    assert [asked[0] for asked in cuda.asked if asked[0].startswith("launch")] == ["launch", "launch ex"] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -79,14 +80,14 @@ def run(gpu, monkeypatch):
     """run(launcher, case) -> (out, lse), judged; scratch is watched as it is made."""
     scratch_of = launcher_module._scratch
 
-    def watched(problem: Problem, size: int) -> tuple[torch.Tensor, int]:
-        made, address = scratch_of(problem, size)
+    def watched(*arguments: Any) -> tuple[torch.Tensor, int]:
+        made, address = scratch_of(*arguments)
         gpu.touchable["scratch"] = made
         return made, address
 
     monkeypatch.setattr(launcher_module, "_scratch", watched)
 
-    def go(launcher: Launcher, case: Case, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def go(launcher: Launcher, case: Case, bound: Any = None, **changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
         call = build(case)
         p = Problem.from_call(**call.arguments | changes)
         out = p.out
@@ -98,7 +99,10 @@ def run(gpu, monkeypatch):
         for name in ("bmm1_scale", "bmm2_scale"):
             scale = getattr(p, name)
             gpu.touchable[name] = scale if isinstance(scale, torch.Tensor) else None
-        launcher.run(p, out, lse)
+        if bound is None:
+            launcher.run(p, out, lse)
+        else:
+            bound(p.query, p.kv_cache, p.block_tables, p.seq_lens, out, lse, p.sinks, p.bmm1_scale, p.bmm2_scale, p.workspace, p.max_seq_len)  # fmt: skip
         assert_close((out, lse), p)
         return out, lse
 
@@ -213,6 +217,44 @@ def test_warming_up_compiles_and_launches_nothing(gpu, run):
     assert gpu.launched == []
     gpu.capturing = True
     run(launcher, case)
+
+
+def bound_to(launcher: Launcher, case: Case, **changes: Any) -> Any:
+    p = Problem.from_call(**build(case).arguments | changes)
+    out = torch.empty(p.batch, p.q_len, p.num_heads, 512, dtype=p.out_dtype)
+    return launcher.bind(p, out, torch.empty(p.batch, p.q_len, p.num_heads))
+
+
+def test_a_bound_call_takes_new_tensors_numbers_and_lengths(gpu, run):
+    launcher = Launcher(gpu)
+    case = Case(lengths=(70, 20), heads=4, sinks="normal")
+    bound = bound_to(launcher, case)
+    assert gpu.launched == []
+    for seed, scale in ((1, 0.05), (2, 0.1)):
+        run(launcher, replace(case, seed=seed, lengths=(70, 40 + seed), bmm1=scale, max_slack=seed), bound)
+    run(launcher, replace(case, sinks="none", scale_form="tensor"), bound)
+    assert len(launcher._prepared) == 1
+    assert gpu.loaded == ["decode", "merge"]
+
+
+@pytest.mark.parametrize("layout", ["cache_layout", "query_layout", "out_layout"])
+def test_a_bound_call_with_other_alignment_goes_the_long_way(gpu, run, layout):
+    launcher = Launcher(gpu)
+    case = Case(lengths=(40,), heads=4, out="float32")
+    bound = bound_to(launcher, case)
+    run(launcher, replace(case, **{layout: "offset"}), bound)
+    assert gpu.loaded.count("decode") == 2
+    run(launcher, case, bound)
+    assert gpu.loaded.count("decode") == 2
+
+
+def test_a_bound_call_in_deterministic_mode_follows_max_seq_len(gpu, run):
+    """It sizes scratch there."""
+    launcher = Launcher(gpu)
+    case = Case(lengths=(40,), heads=4)
+    bound = bound_to(launcher, case, deterministic=True)
+    for slack in (0, 10_000):
+        run(launcher, replace(case, max_slack=slack, table_slack=200), bound, deterministic=True)
 
 
 def test_prepared_forms_do_not_pile_up(gpu, run, monkeypatch):

@@ -69,15 +69,15 @@ BUGS = (
     Bug("even and odd dims are mixed", attend, "add_values", "permute(r0, r0, 0x3120)", "permute(r0, r0, 0x3210)", E4M3, "error"),
     Bug("dims of a chunk come in another order", memory, "load_queries", "low = query_word(place, ok)\n                    high = query_word(place + 4, ok)", "high = query_word(place, ok)\n                    low = query_word(place + 4, ok)", ON_E4M3, "error"),
     Bug("rows past the last head are read", memory, "load_queries", "ok = row < rows", "ok = 1", Case(lengths=(20,), heads=3), "bounds"),
-    Bug("slots past the pool are read", memory, "place_of", "(entry >= 0) & (entry < pages * page_size)", "entry >= 0", Case(lengths=(70,), heads=4, top_k=40, slots="past"), "bounds"),
+    Bug("slots past the pool are read", memory, "place_of", "(low >= 0) & (low < entries) & (high == 0)", "low >= 0", Case(lengths=(70,), heads=4, top_k=40, slots="past"), "bounds"),
     Bug("an address in 32 bits", memory, "place_of", "int64(page) * page_step", "int32(page * page_step)", FAR, "bounds"),
     Bug("16-byte copies of rows that are not aligned", memory, "copy16_by_number", "words = (word_of(source, ok), word_of(source + 4, ok)", "words = (word_of(source, ok), word_of(source + 8, ok)", OFFSET, "error"),
     Bug("a branch that differs from thread to thread", memory, "load_tile", "    for i in range(LOADS):", "    if token < 20:\n        stage = stage\n    for i in range(LOADS):", RAGGED, "divergence"),
     Bug("row tiles share a part", decode, "leave_part", "* tiles + tile) * ROWS", "* tiles) * ROWS", WIDE, "two blocks"),
     Bug("an output goes into an input", decode, "decode", "(out + owner * out_request", "(query + owner * out_request", Case(lengths=(5,), heads=4), "read-only"),
     Bug("a sink for each part", decode, "leave_part", "store_f32(part_lse + mine * 4, top + log2(total)", "store_f32(part_lse + mine * 4, top + log2(total + float32(1.0))", SINKS, "error"),
-    Bug("a part too many is merged", merge, "merge", "last_team = team_of(", "last_team = 1 + team_of(", RAGGED, "bounds"),
-    Bug("heads and later parts are confused", merge, "slot_of", "select(team == head_team, 1, 0)", "select(team == head_team, 0, 1)", RAGGED, "nan"),
+    Bug("a part too many is merged", merge, "merge", "- head_team + 1", "- head_team + 2", RAGGED, "bounds"),
+    Bug("heads and later parts are confused", merge, "first_row_of", "select(i == 0, of_head, 0)", "select(i == 0, 0, of_head)", RAGGED, "nan"),
     Bug("teams are rounded another way", schedule, "team_of", "* teams - 1", "* teams", Case(lengths=(128, 128), heads=4), "bounds"),
 )  # fmt: skip
 

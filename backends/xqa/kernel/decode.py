@@ -87,7 +87,7 @@ def decode(
     pool,
     page_step,
     token_step,
-    pages,
+    entries,
     page_size,
     table,
     table_request,
@@ -162,7 +162,7 @@ def decode(
                 top, total = attend(
                     smem,
                     (query + owner * query_request + token * query_token, query_token, query_head),
-                    (pool, page_step, token_step, pages, page_size),
+                    (pool, page_step, token_step, entries, page_size),
                     (table + owner * table_request + token * table_token, table_column, table_wide, columns),
                     (tiles, heads, heads if SPARSE else q_len * heads),
                     (first_tile, end_tile),
@@ -237,14 +237,15 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
     until = int32(smaller_int(seen_by_first + last_token, keys))  # seen by any
     end_tile = int32(smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS))
+    page_size = pool[4]
     limit = int32(seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4))
     for i in range(STAGES - 1):
         if first_tile + i < end_tile:
             first = (first_tile + i) * TILE
-            load_tile(smem, i, first, table_entry(table, pool, first, until), pool, until)
+            load_tile(smem, i, first, table_entry(table, page_size, first, until), pool, until)
         cp_async_commit()
     ahead = int32(first_tile + (STAGES - 1))
-    entry = table_entry(table, pool, ahead * TILE, until)  # one tile early: its latency hides
+    entry = table_entry(table, page_size, ahead * TILE, until)  # one tile early: its latency hides
     top = NEGATIVE_INFINITY
     total = float32(0.0)
     stage = int32(0)
@@ -255,7 +256,7 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
             filled = select(stage == 0, STAGES - 1, stage - 1)
             load_tile(smem, filled, ahead * TILE, entry, pool, until)
             ahead = int32(ahead + 1)
-            entry = table_entry(table, pool, ahead * TILE, until)
+            entry = table_entry(table, page_size, ahead * TILE, until)
         cp_async_commit()
         first = int32(at * TILE)
         keys = int32(smem + KEYS_AT + stage * STAGE_BYTES)

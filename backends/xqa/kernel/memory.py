@@ -4,6 +4,7 @@
 from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
 from mla.backends.xqa.isa import (
     high_e4m3_to_fp16,
+    load_i32,
     load_u8,
     load_u16,
     low_e4m3_to_fp16,
@@ -46,46 +47,44 @@ from mla.backends.xqa.kernel.numbers import (
     float32,
     int32,
     int64,
-    larger_int,
     select,
 )
-from mla.backends.xqa.kernel.schedule import read_id
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def table_entry(table, pool, first, limit):
-    """What the table says of a tile's token that this thread helps to load: a page (dense) or a slot (sparse) of the
-    pool, as int32; -1 where it says nothing, or something that is not in the pool.
+def table_entry(table, page_size, first, limit):
+    """What the table says of a tile's token that this thread helps to load: (low half, high half) of a page (dense) or
+    of a slot (sparse); (-1, 0) where it says nothing.
 
-    table: (address of the request's row, bytes from column to column, wide, columns). pool: see `place_of`.
+    Nothing is computed from the two here: the thread would wait for them, and they are not needed before the next tile.
+    table: (address of the request's row, bytes from column to column, wide, columns).
     """
     address, step, wide, columns = table
-    _, _, _, pages, page_size = pool
-    index = first + loaded_token(thread_index_anew())
+    index = int32(first + loaded_token(thread_index_anew()))
     column = index if SPARSE else quotient(index, page_size)
     ok = (index < limit) & (column < columns)
-    entry = read_id(address + int64(column) * step, wide, ok, -1)
-    bound = pages * page_size if SPARSE else pages
-    return int32(select((entry >= 0) & (entry < bound), entry, int64(-1)))
+    at = address + int64(column) * step
+    return load_i32(at, ok, -1), load_i32(at + 4, ok & wide, 0)
 
 
 def place_of(pool, entry, index, limit):
     """(address of a token's cache row, bytes to read of each chunk: 16 or 0, its bias).
 
-    pool: (address, bytes from page to page, from token to token, pages, page size). All of the address arithmetic is
-    in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
+    pool: (address, bytes from page to page, from token to token, what an entry must be below, page size). All of the
+    address arithmetic is in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
     """
-    address, page_step, token_step, _, page_size = pool
-    inside = entry >= 0
-    known = larger_int(entry, 0)
+    address, page_step, token_step, entries, page_size = pool
+    low, high = entry
+    inside = (low >= 0) & (low < entries) & (high == 0)
+    known = select(inside, low, 0)
     if SPARSE:
         page = quotient(known, page_size)
-        offset = known - page * page_size
+        offset = int32(known - page * page_size)
         bias = select(inside, float32(0.0), NEGATIVE_INFINITY)
     else:
         page = known
-        offset = index - quotient(index, page_size) * page_size
+        offset = int32(index - quotient(index, page_size) * page_size)
         bias = select(index < limit, select(inside, float32(0.0), NOT_A_NUMBER), NEGATIVE_INFINITY)
     source = address + int64(page) * page_step + int64(offset) * token_step
     return source, select(inside, 16, 0), bias
@@ -107,11 +106,11 @@ def load_tile(smem, stage, first, entry, pool, limit):
     thread = thread_index_anew()
     token = loaded_token(thread)
     part = thread & (LOADERS - 1)
-    source, size, bias = place_of(pool, entry, first + token, limit)
-    to = smem + KEYS_AT + stage * STAGE_BYTES + token * PITCH
+    source, size, bias = place_of(pool, entry, int32(first + token), limit)
+    to = int32(smem + KEYS_AT + stage * STAGE_BYTES + token * PITCH + part * 16)
+    source = source + part * 16
     for i in range(LOADS):
-        chunk = part + i * LOADERS
-        copy16(to + chunk * 16, source + chunk * 16, size, chunk < CHUNKS)
+        copy16(to + i * (LOADERS * 16), source + i * (LOADERS * 16), size, part + i * LOADERS < CHUNKS)
     set_shared_f32(smem + BIAS_AT + (stage * TILE + token) * 4, bias, part == 0)
 
 

@@ -32,11 +32,11 @@ from mla.backends.xqa.kernel.numbers import int32, int64, larger_int, select, sm
 LONGEST = 1 << 30  # no length counts further: the table ends long before
 
 
-def read_id(address, wide, ok, otherwise):
-    """An int32 or int64 out of global memory, as int64."""
-    low = load_i32(address, ok, otherwise)
-    high = load_i32(address + 4, ok & wide, low >> 31)
-    return (int64(high) << 32) | (int64(low) & 0xFFFFFFFF)
+def read_integer(address, wide, ok):
+    """An int32 or int64 out of global memory, as int64; 0 where `ok` is 0."""
+    low = load_i32(address, ok, 0)
+    high = load_i32(address + 4, ok & wide, 0)
+    return select(wide != 0, (int64(high) << 32) | (int64(low) & 0xFFFFFFFF), int64(low))
 
 
 def clipped(length):
@@ -52,11 +52,11 @@ def visible_tokens(lengths, request, ok):
     if SPARSE:
         owner = quotient(request, q_len)
         token = request - owner * q_len
-        length = clipped(read_id(address + int64(owner) * step, wide, ok, 0))
+        length = clipped(read_integer(address + int64(owner) * step, wide, ok))
         first = smaller_int(larger_int(length - q_len + token + 1, 0), room)
         last = first
     else:
-        length = clipped(read_id(address + int64(request) * step, wide, ok, 0))
+        length = clipped(read_integer(address + int64(request) * step, wide, ok))
         first = length - q_len + 1
         last = smaller_int(length, room + 1)  # one token past the table: rows that see it become NaN
     return int32(first), int32(last)
