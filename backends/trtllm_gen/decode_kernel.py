@@ -200,7 +200,7 @@ def decode_kernel(
         team, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
     )
     lo = first_unit(team, total, used)
-    hi = tl.where(team < used, first_unit(team + 1, total, used), lo)
+    hi = tl.where(team < used, first_unit(team + 1, total, used), 0)  # nothing for a team that is not used
 
     ROWS: tl.constexpr = HEADS if SPARSE else Q_LEN * HEADS
     tile_row = tl.arange(0, BM)

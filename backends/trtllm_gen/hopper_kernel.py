@@ -275,7 +275,7 @@ def hopper_kernel(
         team, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
     )
     lo = first_unit(team, total, used)
-    hi = gl.where(team < used, first_unit(team + 1, total, used), lo)
+    hi = gl.where(team < used, first_unit(team + 1, total, used), 0)  # nothing for a team that is not used
     scale, out_scale = bmm1, bmm2
     if TENSOR_1:
         scale = gl.load(bmm1)

@@ -30,7 +30,7 @@ def test_an_adaptor_says_what_it_claims_and_takes_what_the_call_takes(path):
     assert module.profile.devices == ("cuda",)
     assert "pip install" in module.__doc__
     parameters = set(inspect.signature(module.decode).parameters)
-    assert PARAMETERS - {"backend", "enable_pdl"} <= parameters <= PARAMETERS
+    assert PARAMETERS - {"backend", "enable_pdl", "deterministic"} <= parameters <= PARAMETERS
 
 
 @pytest.mark.parametrize("path", ADAPTORS, ids=lambda path: path.stem)

@@ -18,6 +18,7 @@ from mla.testing import Case, build
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 CHIPS = sorted(AUTO_ORDER)
+E4M3 = {"query": "float8_e4m3fn", "cache": "float8_e4m3fn"}
 
 
 def on(chip: tuple[int, int] | None, **case: Any) -> mla.Problem:
@@ -67,6 +68,24 @@ def test_chips_that_are_not_compiled_for_ahead_of_time_share_the_tiles_of_one_th
     assert c._BY_CHIP[8, 7] == c._BY_CHIP[8, 0]
     assert c._BY_CHIP[8, 6] == c._BY_CHIP[8, 9]
     assert c._BY_CHIP[12, 1] == c._BY_CHIP[12, 0]
+
+
+@needs_triton
+@pytest.mark.parametrize("chip", CHIPS, ids=str)
+def test_what_is_listed_for_a_chip_is_what_its_calls_get(chip: tuple[int, int]) -> None:
+    listed = c.shipped(chip)
+    assert len({one.name for one in listed}) == len(listed)
+    assert any("e4m3" in one.name for one in listed) == (chip >= (8, 9))
+    assert any("Hopper" in one.name for one in listed) == (chip == (9, 0))
+    for one in listed:
+        module, _, name = one.kernel_ref.partition(":")
+        assert module == f"mla.backends.trtllm_gen.{name}"
+        assert (one.constants["PDL"], one.options["launch_pdl"]) == (chip >= (9, 0), chip >= (9, 0))
+        if name == "decode_kernel":
+            call = shape(chip, heads=one.constants["HEADS"], q_len=one.constants["Q_LEN"], aligned=chip != (9, 0), top_k=8 * one.constants["SPARSE"], **(E4M3 if "e4m3" in one.name else {}))  # fmt: skip
+            same = ("BM", "BN", "STAGES", "LATE", "PIECE", "OVERHEAD", "TOKEN", "ALIGN" if chip != (9, 0) else "BM")
+            assert {key: one.constants[key] for key in same} == {key: call.decode_constants[key] for key in same}
+            assert one.num_warps == call.tile.warps
 
 
 # Merging.
