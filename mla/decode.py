@@ -149,23 +149,27 @@ def trtllm_batch_decode_with_kv_cache_mla(
     problem, chosen = _check_and_choose(*arguments, kind=kind)
     if is_strict():
         check_values(problem)
-    rows = (problem.batch, problem.q_len, problem.num_heads)
-    device = problem.device
-    result, result_view = out, problem.out
-    if result is None or result_view is None:
-        result = result_view = torch.empty((*rows, problem.kv_lora_rank), dtype=problem.out_dtype, device=device)
-    lse_result, lse_view = lse, problem.lse
-    if problem.wants_lse and (lse_result is None or lse_view is None):
-        lse_result = torch.empty((rows[0] * rows[1], rows[2]), dtype=torch.float32, device=device)
-        lse_view = lse_result.view(rows)
+    out_view, lse_view = _outputs(problem)
     if not problem.is_empty:
-        chosen.run(problem, result_view, lse_view)
+        chosen.run(problem, out_view, lse_view)
         if kind is not None and dispatch.chosen_by_kind(problem, backend, chosen):
-            recall.keep(kind, problem, result_view, lse_view, chosen)
+            recall.keep(kind, problem, out_view, lse_view, chosen)
+    result = out_view if out is None else out
     if not return_lse:
         return result
-    assert lse_result is not None
-    return result, lse_result
+    assert lse_view is not None
+    return result, lse_view.view(problem.batch * problem.q_len, problem.num_heads) if lse is None else lse
+
+
+def _outputs(problem: Problem) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Out as [B, Q, H, R] and the lse, if one is wanted, as [B, Q, H]: the caller's buffers, or new ones."""
+    rows = (problem.batch, problem.q_len, problem.num_heads)
+    out, lse = problem.out, problem.lse
+    if out is None:
+        out = torch.empty((*rows, problem.kv_lora_rank), dtype=problem.out_dtype, device=problem.device)
+    if lse is None and problem.wants_lse:
+        lse = torch.empty(rows, dtype=torch.float32, device=problem.device)
+    return out, lse
 
 
 def _check_and_choose(*arguments: Any, kind: Hashable = None) -> tuple[Problem, Backend]:
@@ -211,13 +215,7 @@ def warmup(*args: Any, **kwargs: Any) -> str:
     problem, chosen = _check_and_choose(*arguments, kind=recall.kind_of(*arguments))
     prepare = getattr(chosen, "warmup", None)
     if prepare is not None and not problem.is_empty:
-        rows = (problem.batch, problem.q_len, problem.num_heads)
-        out, lse = problem.out, problem.lse
-        if out is None:
-            out = torch.empty((*rows, problem.kv_lora_rank), dtype=problem.out_dtype, device=problem.device)
-        if lse is None and problem.wants_lse:
-            lse = torch.empty(rows, dtype=torch.float32, device=problem.device)
-        prepare(problem, out, lse)
+        prepare(problem, *_outputs(problem))
     return chosen.name
 
 

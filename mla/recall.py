@@ -93,7 +93,7 @@ class Seen:
         if cache.ndim == 4:
             cache = cache.squeeze(1)
         if sinks is not None:
-            sinks = sinks.detach().to(torch.float32)
+            sinks = sinks.detach()
         if (out is not None or lse is not None) and not self._apart(
             out, lse, query, cache, tables, lens, sinks, *scales
         ):

@@ -113,11 +113,9 @@ def shape_of(
     if tile.hopper:
         decode |= dict(REGISTERS=tile.registers)
     else:
-        narrow = p.kv_cache.element_size() == 1
         decode |= dict(
             BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),
-            OUT_ALIGN=_align(out, aligned), LATE=32 if narrow else 16, SCORE=_TRITON[p.query.dtype],
-            WEIGHT=tl.float16 if narrow else _TRITON[p.kv_cache.dtype],
+            OUT_ALIGN=_align(out, aligned), **_products(_TRITON[p.query.dtype], _TRITON[p.kv_cache.dtype]),
         )  # fmt: skip
     strides = {
         **_named("stride_q_", p.query, "request", "token", "head"),
@@ -141,6 +139,12 @@ def shape_of(
 
 def _named(prefix: str, tensor: torch.Tensor | None, *names: str) -> dict[str, int]:
     return {prefix + name: 0 if tensor is None else tensor.stride(axis) for axis, name in enumerate(names)}
+
+
+def _products(query: tl.dtype, cache: tl.dtype) -> dict[str, Any]:
+    """The dtypes in which the portable kernel multiplies, and how many keys its late products take at a time."""
+    narrow = cache.primitive_bitwidth == 8
+    return dict(SCORE=query, WEIGHT=tl.float16 if narrow else cache, LATE=32 if narrow else 16)
 
 
 def _align(tensor: torch.Tensor, aligned: bool) -> int:
@@ -169,29 +173,22 @@ def ahead_of_time(
     folder = "mla.backends.trtllm_gen"
     short = {"bf16": "bf16", "fp8e4nv": "e4m3"}[dtype]
     if isinstance(how, Merge):
-        ref, name = (
-            f"{folder}.merge_kernel:merge_kernel",
-            f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns",
-        )
+        ref = f"{folder}.merge_kernel:merge_kernel"
+        name = f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns"
         constants = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
-        warps = how.warps
     else:
         kind = "Hopper" if how.hopper else "portable"
         name = f"{kind} {short}, {how.rows} rows x {how.keys} keys, Q = {q_len}{', sparse' if sparse else ''}"
         constants = common | dict(
             PAGE=page_size, TOKEN=576, FLAT=sparse, TENSOR_1=False, BM=how.rows, STAGES=how.stages
         )  # fmt: skip
-        warps = how.warps
         if how.hopper:
             ref = f"{folder}.hopper_kernel:hopper_kernel"
             constants |= dict(REGISTERS=how.registers)
         else:
             ref = f"{folder}.decode_kernel:decode_kernel"
-            narrow = dtype != "bf16"
-            constants |= dict(
-                BN=how.keys, ALIGN=16 if narrow else 8, Q_ALIGN=16 if narrow else 8, OUT_ALIGN=8,
-                LATE=32 if narrow else 16,
-                SCORE=tl.float8e4nv if narrow else tl.bfloat16, WEIGHT=tl.float16 if narrow else tl.bfloat16,
-            )  # fmt: skip
+            number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
+            align = 128 // number.primitive_bitwidth
+            constants |= dict(BN=how.keys, ALIGN=align, Q_ALIGN=align, OUT_ALIGN=8, **_products(number, number))
     signature = {**pointers, "bmm1": "fp32", "bmm2": "fp32"}
-    return Shipped(name, ref, signature, constants, tuple(pointers), warps, options={"launch_pdl": chip >= (9, 0)})
+    return Shipped(name, ref, signature, constants, tuple(pointers), how.warps, options={"launch_pdl": chip >= (9, 0)})

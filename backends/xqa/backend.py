@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mla.backends.xqa.config import SHARED_LIMIT
+from mla.backends.xqa.config import LONGEST, SHARED_LIMIT
 from mla.capabilities import Capabilities
 from mla.checks import DTYPE_PAIRS, E4M3, WIDE
 from mla.problem import Problem
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
     from mla.backends.xqa.launcher import Launcher
 
 E4M3_SINCE = (8, 9)
-LONGEST = 1 << 30  # tokens of one request
 SMALLEST_TILE = 32
 MOST_SLOTS = (1 << 31) - 1
-MOST_UNITS = (1 << 31) - 1
+MOST_UNITS = (1 << 31) - (1 << 20)  # what teams are dealt may be rounded up
 
 
 class XqaBackend:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mla.backends.xqa.config import THREADS, Config
-from mla.backends.xqa.plan import MERGE_THREADS, argument_names, argument_type
+from mla.backends.xqa.config import MERGE_THREADS, THREADS, Config
+from mla.backends.xqa.plan import argument_names, argument_type
 from mla.backends.xqa.specialize import KERNELS, specialize
 
 ENTRY = {"decode": "mla_xqa_decode", "merge": "mla_xqa_merge"}

@@ -19,9 +19,11 @@ from dataclasses import dataclass
 
 THREADS = 256
 WARPS = THREADS // 32
+MERGE_THREADS = 256
 RANK = 512  # R, the width of a value
 WIDTH = 576  # D, the width of a key
 STEPS = 9  # tensor-core steps of a warp's share of D
+LONGEST = 1 << 30  # tokens of one request; no length counts further
 
 SHARED_LIMIT = {
     (8, 0): 166912,
@@ -54,18 +56,22 @@ class Config:
 
     Attributes:
         kind: see above.
-        row_tiles: 16-row tiles of queries that one block holds: 1 or 2.
+        row_tiles: 16-row tiles of queries that one block holds: 1, 2 or 4. Four are kept in shared memory and not in
+            registers, and half of the warps compute the scores of half of them.
+        token_blocks: 16 tokens each, whose scores a warp computes one after the other: 1 or 2.
         sparse: tables hold token slots, not pages.
         aligned: keys begin at multiples of 16 bytes and query words at multiples of their size; else every number is
             loaded by itself.
         out: "bf16", "fp16" or "fp32". out_pairs: two neighbouring numbers of out may be written at once.
-        stages: key tiles in shared memory: 2, 3 or 4.
+        stages: key tiles in shared memory: 2, 3 or 4. From three on values are added one tile later than scores are
+            computed, see `kernel/decode.py`.
         blocks_per_sm: blocks that share a multiprocessor; registers are limited so that they can.
         dependent: the merge kernel may start before the decode kernel has ended (sm_90 and newer).
     """
 
     kind: str = "bf16"
     row_tiles: int = 1
+    token_blocks: int = 1
     sparse: bool = False
     aligned: bool = True
     out: str = "bf16"
@@ -110,9 +116,24 @@ class Config:
         return self.key_bytes // (STEPS * self.step_bytes)
 
     @property
+    def row_groups(self) -> int:
+        """... over rows ..."""
+        return max(self.row_tiles // 2, 1)
+
+    @property
     def tile(self) -> int:
-        """... and over tokens, 16 each: the tokens of one tile."""
-        return 16 * WARPS // self.dim_groups
+        """... and over tokens: the tokens of one tile."""
+        return 16 * self.token_blocks * WARPS // (self.dim_groups * self.row_groups)
+
+    @property
+    def queries_in_shared(self) -> bool:
+        """Queries are read from shared memory for each tile, for want of registers."""
+        return self.row_groups > 1
+
+    @property
+    def values_later(self) -> bool:
+        """Values are added one tile after their scores were computed."""
+        return self.stages > 2
 
     @property
     def loaders(self) -> int:
@@ -123,7 +144,8 @@ class Config:
     def constants(self) -> dict[str, int | bool]:
         """The names that kernels read, see `kernel/constants.py`."""
         pitch = self.key_bytes + 16
-        score_pitch = 4 * self.tile + 32
+        score_pitch = 4 * self.tile
+        query_pitch = STEPS * 32 * self.dim_groups + 16
         weight_pitch = 2 * self.tile + 16
         sizes = {
             "KEYS_AT": self.stages * self.tile * pitch,
@@ -135,6 +157,7 @@ class Config:
             "TOKENS_AT": self.rows * 4,
             "ZEROS_AT": pitch,
             "FOUND_AT": 18 * 4,
+            "QUERIES_AT": self.rows * query_pitch if self.queries_in_shared else 0,
         }
         places, end = {}, 0
         for name, size in sizes.items():
@@ -150,11 +173,16 @@ class Config:
             "STAGES": self.stages,
             "DIM_GROUPS": self.dim_groups,
             "DIM_GROUP_BITS": _bits(self.dim_groups),
+            "ROW_GROUPS": self.row_groups,
+            "ROW_GROUP_BITS": _bits(self.row_groups),
+            "WARP_ROW_TILES": self.row_tiles // self.row_groups,
+            "TOKEN_BLOCKS": self.token_blocks,
             "KEY_BYTES": self.key_bytes,
             "PITCH": pitch,
             "STAGE_BYTES": self.tile * pitch,
             "GROUP_BYTES": STEPS * self.step_bytes,
             "STEP_BYTES": self.step_bytes,
+            "QUERY_PITCH": query_pitch,
             "SCORE_PITCH": score_pitch,
             "WEIGHT_PITCH": weight_pitch,
             "VALUE_BYTES": 64 * self.key_bytes // WIDTH,
@@ -164,9 +192,10 @@ class Config:
             "LOADER_BITS": _bits(self.loaders),
             "CHUNKS": chunks,
             "LOADS": -(-chunks // self.loaders),
-            "QUERY_WORDS": self.row_tiles * STEPS * 4,
+            "ENTRY_WORDS": 2 * self.stages,
+            "QUERY_WORDS": self.row_tiles // self.row_groups * STEPS * 4,
             "ACCUMULATORS": self.row_tiles * 32,
-            "SCORE_WORDS": self.row_tiles * 8,
+            "SCORE_WORDS": self.row_tiles // self.row_groups * self.token_blocks * 8,
             "WEIGHT_WORDS": self.row_tiles * 4,
             "ROW_LANES": THREADS // self.rows,
             "ROW_LANE_BITS": _bits(THREADS // self.rows),
@@ -175,6 +204,8 @@ class Config:
             "EIGHT_BIT": self.eight_bit,
             "WIDENED": self.widened,
             "EIGHT_BIT_QUERY": self.kind.startswith("e4m3"),
+            "QUERIES_IN_SHARED": self.queries_in_shared,
+            "VALUES_LATER": self.values_later,
             "SPARSE": self.sparse,
             "DEPENDENT": self.dependent,
         }

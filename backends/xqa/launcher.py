@@ -15,9 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from mla.backends.xqa.config import THREADS, Config
+from mla.backends.xqa.config import MERGE_THREADS, THREADS, Config
 from mla.backends.xqa.plan import (
-    MERGE_THREADS,
     QUERY_WORD,
     Machine,
     Plan,

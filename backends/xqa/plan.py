@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
-from mla.backends.xqa.config import MULTIPLIES_E4M3, RANK, SHARED_LIMIT, SHARED_PER_SM, Config
+from mla.backends.xqa.config import LONGEST, MERGE_THREADS, MULTIPLIES_E4M3, RANK, SHARED_LIMIT, SHARED_PER_SM, Config
 from mla.backends.xqa.specialize import KERNELS
 from mla.problem import Problem
 
-MERGE_THREADS = 128
 OVERHEAD = 2  # what a request costs besides its keys, in tiles
 AT_LEAST = 3  # tiles that a team must have before another team joins in
 PIECE_KEYS = 2048  # where requests are cut in deterministic mode, whatever else is in the batch
 MOST_STAGES = 4
-LONGEST = 1 << 30  # tokens that a table can be seen to hold
+MOST_SLICES = 4  # parts of a row in the merge kernel, where rows are few: at most SLICED_UNTIL per multiprocessor
+SLICED_UNTIL = 4
 LN_2 = 0.6931471805599453
 QUERY_WORD = 4  # bytes of a query that are loaded at once
 
@@ -43,7 +43,7 @@ class Plan:
         config: of both kernels.
         requests: B, or in sparse mode B * Q: what has keys of its own. rows: query vectors that share them.
         tiles: blocks that such a request takes. teams: groups of so many blocks; the decode grid is teams * tiles.
-        rows_per_block: of the merge kernel. merge_blocks: its grid.
+        rows_per_block: of the merge kernel. slices: parts into which it cuts a row. merge_blocks: its grid.
         piece: tiles of a piece in deterministic mode, or 0. pieces: slots of scratch for each request then.
         part_rows: rows of partial results in scratch.
     """
@@ -54,6 +54,7 @@ class Plan:
     tiles: int
     teams: int
     rows_per_block: int
+    slices: int
     merge_blocks: int
     piece: int = 0
     pieces: int = 0
@@ -77,14 +78,14 @@ class Plan:
 
     @property
     def merge_shared_bytes(self) -> int:
-        return 4 * max(self.teams, self.pieces)
+        return 16 * MERGE_THREADS + 4 * max(self.teams, self.pieces)
 
 
 _FLOATS = frozenset({"bmm1", "bmm2", "lse_unit"})
 _SMALL = frozenset(
     {"entries", "page_size", "table_wide", "columns", "length_wide", "requests", "q_len", "heads", "teams", "tiles"}
 )
-_SMALL |= {"overhead", "at_least", "rows_per_block"}
+_SMALL |= {"overhead", "at_least", "rows_per_block", "slices", "page_factor", "page_shift"}
 
 
 def argument_names(kernel: str) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ def configure(problem: Problem, out: torch.Tensor, machine: Machine) -> Config:
     rows = p.num_heads if p.is_sparse else p.num_heads * p.q_len
     form = Config(
         kind=kind_of(p, machine.capability),
-        row_tiles=1 if rows <= 16 else 2,
+        row_tiles=1 if rows <= 16 else 2 if rows <= 32 else 4,
         sparse=p.is_sparse,
         aligned=_multiples(p.kv_cache, 16, range(2)) and _multiples(p.query, QUERY_WORD, range(3)),
         out=_SHORT[out.dtype],
@@ -135,14 +136,24 @@ def configure(problem: Problem, out: torch.Tensor, machine: Machine) -> Config:
 
 
 def fit(form: Config, capability: tuple[int, int]) -> Config:
-    """The configuration with as many blocks per multiprocessor and stages as the chip has shared memory for."""
+    """The configuration with as many rows, blocks per multiprocessor and stages as the chip has shared memory for."""
     for blocks in (2, 1) if form.row_tiles == 1 else (1,):
         room = min(SHARED_LIMIT[capability], SHARED_PER_SM[capability] // blocks - 1024)
-        for stages in range(MOST_STAGES, 1, -1):
-            config = replace(form, stages=stages, blocks_per_sm=blocks)
+        # Four row tiles leave no registers to wait in: values come later, or there are two row tiles.
+        for stages in range(MOST_STAGES, 2 if form.row_tiles == 4 else 1, -1):
+            config = _dealt(replace(form, stages=stages, blocks_per_sm=blocks))
             if config.shared_bytes <= room:
                 return config
+    if form.row_tiles == 4:
+        return fit(replace(form, row_tiles=2), capability)
     raise ValueError(f"no configuration of {form} fits into the shared memory of sm_{capability[0]}{capability[1]}")
+
+
+def _dealt(form: Config) -> Config:
+    """With as many tokens for each warp as its rows leave registers for."""
+    one = replace(form, token_blocks=1)
+    few = one.row_groups > 1 or (one.row_tiles == 1 and one.widened)
+    return replace(one, token_blocks=2) if few else one
 
 
 def plan_for(problem: Problem, out: torch.Tensor, machine: Machine, *, teams: int | None = None) -> Plan:
@@ -155,10 +166,11 @@ def plan_for(problem: Problem, out: torch.Tensor, machine: Machine, *, teams: in
     if teams is None:
         teams = max(at_once // tiles, 1)
     rows_per_block = min(-(-requests * rows // (16 * machine.multiprocessors)), rows)
-    merge_blocks = requests * -(-rows // rows_per_block)
+    slices = MOST_SLICES if requests * rows <= SLICED_UNTIL * machine.multiprocessors else 1
+    merge_blocks = requests * -(-rows // rows_per_block) * slices
     piece = PIECE_KEYS // config.tile if p.deterministic else 0
     pieces = -(-room_of(p) // PIECE_KEYS) if p.deterministic else 0
-    return Plan(config, requests, rows, tiles, teams, rows_per_block, merge_blocks, piece, pieces)
+    return Plan(config, requests, rows, tiles, teams, rows_per_block, slices, merge_blocks, piece, pieces)
 
 
 def room_of(problem: Problem) -> int:
@@ -169,6 +181,17 @@ def room_of(problem: Problem) -> int:
     p = problem
     room = min(p.top_k if p.is_sparse else p.table_width * p.page_size, LONGEST)
     return min(room, p.max_seq_len) if p.deterministic else room
+
+
+def reciprocal(divisor: int) -> tuple[int, int]:
+    """(factor, shift) such that n // divisor is the upper half of 2n * factor, shifted right; for n below 2**31.
+
+    factor: 2**(31 + shift) / divisor rounded up, which fits into 32 bits; as a signed number. (Granlund and
+    Montgomery, "Division by invariant integers using multiplication", 1994.)
+    """
+    shift = (divisor - 1).bit_length()
+    factor = -(-(1 << (31 + shift)) // divisor)
+    return factor - (1 << 32), shift
 
 
 def _steps(tensor: torch.Tensor, *axes: int) -> list[int]:
@@ -184,6 +207,7 @@ def arguments(
 ) -> dict[str, Any]:
     """Every argument of both kernels, by name; scratch: the addresses of its three parts."""
     p = problem
+    factor, shift = reciprocal(p.page_size)
     query_request, query_token, query_head = _steps(p.query, 0, 1, 2)
     page_step, token_step = _steps(p.kv_cache, 0, 1)
     table_steps = _steps(p.block_tables, *range(p.block_tables.ndim))
@@ -204,6 +228,8 @@ def arguments(
         "token_step": token_step,
         "entries": p.num_pages * (p.page_size if p.is_sparse else 1),
         "page_size": p.page_size,
+        "page_factor": factor,
+        "page_shift": shift,
         "table": p.block_tables.data_ptr(),
         "table_request": table_steps[0],
         "table_token": table_steps[1] if p.is_sparse else 0,
@@ -237,4 +263,5 @@ def arguments(
         "piece": plan.piece,
         "pieces": plan.pieces,
         "rows_per_block": plan.rows_per_block,
+        "slices": plan.slices,
     }

@@ -69,7 +69,8 @@ def specialize(
     """
     namespace: dict[str, Any] = {"__builtins__": __builtins__, "__name__": __name__}
     namespace |= {"THREADS": constants.THREADS, "STEPS": constants.STEPS, "PART_BYTES": constants.PART_BYTES}
-    namespace |= {"LONGEST": schedule.LONGEST} | _NUMPY | config.constants | names
+    namespace |= {"LONGEST": constants.LONGEST, "MERGE_THREADS": constants.MERGE_THREADS}
+    namespace |= {"SUMS_BYTES": merge.SUMS_BYTES, "AT_ONCE": merge.AT_ONCE} | _NUMPY | config.constants | names
     for name, helper in (_helpers(kernel) | (instead or {})).items():
         if name not in names and helper not in KERNELS.values():
             namespace[name] = as_helper(FunctionType(helper.__code__, namespace, name))

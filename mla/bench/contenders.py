@@ -14,11 +14,9 @@ from typing import Any
 import torch
 
 from mla import dispatch, registry
-from mla.announced import AnnouncedBackend
 from mla.bench.inputs import Inputs
 from mla.bench.timing import Run
 from mla.decode import trtllm_batch_decode_with_kv_cache_mla
-from mla.errors import BackendBroken
 from mla.problem import Problem
 from mla.testing.target import load
 
@@ -79,17 +77,10 @@ def _prepare_backend(name: str, workspace_bytes: int, inputs: Inputs) -> list[Wa
 
 
 def default_backends(device: torch.device) -> list[str]:
-    """On a GPU every backend that has kernels; on a CPU the reference, which is all that runs there."""
+    """On a GPU every backend but the reference; on a CPU the reference, which is all that runs there."""
     if device.type != "cuda":
         return ["reference"]
-    return [name for name in registry.backends() if name != "reference" and not _only_announced(name)]
-
-
-def _only_announced(name: str) -> bool:
-    try:
-        return isinstance(registry.load(name), AnnouncedBackend)
-    except BackendBroken:
-        return False  # it takes part, and its rows say what is broken
+    return [name for name in registry.backends() if name != "reference"]  # rows of a broken one say so
 
 
 def own(target: str, workspace_bytes: int = WORKSPACE_BYTES) -> Contender:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mla import registry
-from mla.announced import AnnouncedBackend
 from mla.backend import Backend
 from mla.capabilities import Capabilities
 from mla.cli.problems import DTYPES, short_name
@@ -19,8 +18,6 @@ def capability_table() -> Table:
 
 def _row(backend: Backend) -> tuple[str, ...]:
     name = f"`{backend.name}`"
-    if isinstance(backend, AnnouncedBackend):
-        return (name, f"announced, refuses everything: {backend.sentence}", *("-",) * (len(COLUMNS) - 2))
     claims = getattr(backend, "capabilities", None)
     if not isinstance(claims, Capabilities):
         return (name, "runs, and states no capabilities", *("-",) * (len(COLUMNS) - 2))

@@ -19,7 +19,7 @@ PLANTED = {
     "no kernel imports another kernel": ("backends/xqa/__init__.py", "import mla.backends.trtllm_gen"),
     "mla.testing imports no backend by name": ("mla/testing/case.py", "from mla.reference.runner import backend"),
     "nothing but `python -m mla` imports the command line": ("mla/decode.py", "import mla.cli"),
-    "nothing but the command line imports the demo": ("mla/announced.py", "from mla.demo import run"),
+    "nothing but the command line imports the demo": ("mla/decode.py", "from mla.demo import run"),
     "nothing but the command line imports the bench": ("mla/demo/run.py", "from mla.bench import cases"),
     "nothing but the demo, the bench and the command line imports mla.testing": (
         "reference/literal.py",

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mla.backends.xqa.config import THREADS
+from mla.backends.xqa.config import MERGE_THREADS, THREADS
 from mla.backends.xqa.emulator.launch import Grid, run_grid
 from mla.backends.xqa.emulator.memory import GlobalMemory
-from mla.backends.xqa.plan import MERGE_THREADS, Machine, Plan, argument_names, arguments, plan_for
+from mla.backends.xqa.plan import Machine, Plan, argument_names, arguments, plan_for
 from mla.backends.xqa.specialize import KERNELS
 from mla.capabilities import Capabilities
 from mla.checks import DTYPE_PAIRS, WIDE

@@ -118,33 +118,37 @@ class SharedMemory:
 
     def store(self, addresses: Array, data: Array, active: Array) -> None:
         """Write [lanes, words] in lanes that are active."""
-        if not active.all():
-            if not active.any():
-                return
-            addresses, data = addresses[active], data[active]
-        warp = self.warp[active]
-        places = self._places(addresses, 4 * data.shape[1], warp)
-        if self.landing[places].any():
-            raise EmulatorError("unfinished copy", "shared memory is written while a copy into it is under way")
-        if self.watch:
-            self._watch_write(places, warp)
-        self.words[places] = data
+        claimed = self._claim(
+            addresses, data, active, otherwise="shared memory is written while a copy into it is under way"
+        )
+        if claimed is not None:
+            places, data, _ = claimed
+            self.words[places] = data
 
     def copy(self, addresses: Array, data: Array, active: Array) -> None:
         """A copy of [lanes, words] that lands when its group is waited for; until then nobody may read the place."""
+        claimed = self._claim(addresses, data, active, otherwise="a copy begins where another is under way")
+        if claimed is not None:
+            places = claimed[0]
+            self.words[places] = 0xFFFFFFFF
+            self.landing[places] = True
+            self._pending.append(claimed)
+
+    def _claim(
+        self, addresses: Array, data: Array, active: Array, *, otherwise: str
+    ) -> tuple[Array, Array, Array] | None:
+        """(places, data, warps) of the lanes that may now write; None when no lane is active."""
         if not active.all():
             if not active.any():
-                return
+                return None
             addresses, data = addresses[active], data[active]
         warp = self.warp[active]
         places = self._places(addresses, 4 * data.shape[1], warp)
         if self.landing[places].any():
-            raise EmulatorError("unfinished copy", "a copy begins where another is under way")
+            raise EmulatorError("unfinished copy", otherwise)
         if self.watch:
             self._watch_write(places, warp)
-        self.words[places] = 0xFFFFFFFF
-        self.landing[places] = True
-        self._pending.append((places, data, warp))
+        return places, data, warp
 
     def commit(self) -> None:
         self._groups.append(self._pending)

@@ -6,21 +6,27 @@ Here stand those of the smallest configuration, so that the kernels can be read 
 
 from __future__ import annotations
 
-from mla.backends.xqa.config import Config
+from mla.backends.xqa import config
 
-_C = Config().constants
+_C = config.Config().constants
 
-THREADS = 256
-STEPS = 9  # tensor-core steps of a warp's share of D
-PART_BYTES = 2048  # of one row of partial results: 512 fp32
+THREADS = config.THREADS
+MERGE_THREADS = config.MERGE_THREADS
+STEPS = config.STEPS  # tensor-core steps of a warp's share of D
+LONGEST = config.LONGEST  # tokens of one request; no length counts further
+PART_BYTES = 4 * config.RANK  # of one row of partial results, in fp32
 
 ROW_TILES = _C["ROW_TILES"]  # 16-row tiles of query vectors in a block
 ROWS = _C["ROWS"]  # query vectors in a block
 TILE = _C["TILE"]  # tokens in a tile of keys
 TILE_BITS = _C["TILE_BITS"]  # log2 of it
 STAGES = _C["STAGES"]  # tiles of keys in shared memory
-DIM_GROUPS = _C["DIM_GROUPS"]  # warp w takes D's part w % DIM_GROUPS and 16 tokens of the tile
+DIM_GROUPS = _C["DIM_GROUPS"]  # warp w takes D's part w % DIM_GROUPS,
 DIM_GROUP_BITS = _C["DIM_GROUP_BITS"]
+ROW_GROUPS = _C["ROW_GROUPS"]  # the rows' part w // DIM_GROUPS % ROW_GROUPS
+ROW_GROUP_BITS = _C["ROW_GROUP_BITS"]
+WARP_ROW_TILES = _C["WARP_ROW_TILES"]  # (so many 16-row tiles)
+TOKEN_BLOCKS = _C["TOKEN_BLOCKS"]  # and of the tokens the next part, so many times 16
 
 KEY_BYTES = _C["KEY_BYTES"]  # of one cache row
 PITCH = _C["PITCH"]  # from one key to the next in shared memory: 16 bytes more, so that ldmatrix has no bank conflicts
@@ -34,9 +40,11 @@ LOADS = _C["LOADS"]  # chunks that each of them takes
 VALUE_BYTES = _C["VALUE_BYTES"]  # of a cache row, what a warp's 64 value dims take
 VALUE_LOADS = _C["VALUE_LOADS"]  # 32-byte pieces of it
 OUT_BYTES = _C["OUT_BYTES"]  # of one number of the output
+QUERY_PITCH = _C["QUERY_PITCH"]  # bytes from one query in shared memory to the next
 SCORE_PITCH = _C["SCORE_PITCH"]  # bytes from one row of partial scores to the next
 WEIGHT_PITCH = _C["WEIGHT_PITCH"]  # bytes from one row of softmax weights to the next
 
+ENTRY_WORDS = _C["ENTRY_WORDS"]  # registers of a thread that hold the table's entries of the first tiles
 QUERY_WORDS = _C["QUERY_WORDS"]  # registers of a thread that hold queries
 ACCUMULATORS = _C["ACCUMULATORS"]  # registers of a thread that hold output sums
 SCORE_WORDS = _C["SCORE_WORDS"]  # registers of a thread that hold partial scores
@@ -55,10 +63,13 @@ FACTOR_AT = _C["FACTOR_AT"]  # [ROWS] fp32: what the finished sums are multiplie
 TOKENS_AT = _C["TOKENS_AT"]  # [ROWS] int32: the query token of each row
 ZEROS_AT = _C["ZEROS_AT"]  # one cache row of zeros
 FOUND_AT = _C["FOUND_AT"]  # 18 int32 for sums over the block
+QUERIES_AT = _C["QUERIES_AT"]  # [ROWS, QUERY_PITCH] bytes, where queries are in shared memory
 SHARED_BYTES = _C["SHARED_BYTES"]
 
 EIGHT_BIT = _C["EIGHT_BIT"]
 WIDENED = _C["WIDENED"]
 EIGHT_BIT_QUERY = _C["EIGHT_BIT_QUERY"]
+QUERIES_IN_SHARED = _C["QUERIES_IN_SHARED"]
+VALUES_LATER = _C["VALUES_LATER"]
 SPARSE = _C["SPARSE"]
 DEPENDENT = _C["DEPENDENT"]

@@ -2,9 +2,10 @@
 """Which block takes which tokens: dealt evenly on the device, from lengths that the host never reads.
 
 A request (in sparse mode: a query token of one) has `blocks` tiles of keys and costs `blocks + overhead` units. All
-units of all requests stand in one line; team i of T takes units [i * total // T, (i + 1) * total // T). A team is as
-many blocks as a request has row tiles: they take the same tokens for other rows. So a team finishes some requests
-whole, and shares at most two: one that an earlier team began, and one that the next team goes on with.
+units of all requests stand in one line; team i of T takes units [i * share, (i + 1) * share), where share is total / T
+rounded up. A team is as many blocks as a request has row tiles: they take the same tokens for other rows. So a team
+finishes some requests whole, and shares at most two: one that an earlier team began, and one that the next team goes on
+with.
 
     units     |--- request 0 ---|----------- request 1 -----------|- request 2 -|
     teams     |------- 0 -------------|---------- 1 ----------|--------- 2 -----|
@@ -20,16 +21,13 @@ from mla.backends.xqa.isa import (
     barrier,
     load_i32,
     quotient,
-    quotient64,
     set_shared_i32,
     shared_i32,
     shuffle_up,
     thread_index_anew,
 )
-from mla.backends.xqa.kernel.constants import FOUND_AT, SPARSE, THREADS, TILE, TILE_BITS
+from mla.backends.xqa.kernel.constants import FOUND_AT, LONGEST, SPARSE, THREADS, TILE, TILE_BITS
 from mla.backends.xqa.kernel.numbers import int32, int64, larger_int, select, smaller_int
-
-LONGEST = 1 << 30  # no length counts further: the table ends long before
 
 
 def read_integer(address, wide, ok):
@@ -89,22 +87,27 @@ def block_sum(smem, value):
     return before, total
 
 
-def total_units(smem, lengths, requests, overhead):
-    """Units of all requests together."""
+def units_from(smem, lengths, requests, overhead, start):
+    """Units of as many requests as there are threads: (this thread's request's, those before it, all of theirs)."""
+    request = start + thread_index_anew()
+    ok = request < requests
+    units = int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
+    before, part = block_sum(smem, units)
+    return units, before, part
+
+
+def units_after(smem, lengths, requests, overhead, start):
+    """Units of all requests from `start` on."""
     total = int32(0)
-    thread = thread_index_anew()
-    for start in range(0, requests, THREADS):
-        request = start + thread
-        ok = request < requests
-        units = int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
-        _, part = block_sum(smem, units)
-        total = int32(total + part)
+    for first in range(start, requests, THREADS):
+        total = int32(total + units_from(smem, lengths, requests, overhead, int32(first))[2])
     return total
 
 
-def request_at(smem, lengths, requests, overhead, unit):
-    """(the request that a unit belongs to, its first unit)."""
+def request_at(smem, lengths, requests, overhead, units_of_first, unit):
+    """(the request that a unit belongs to, its first unit). units_of_first: `units_from` request 0 on."""
     thread = thread_index_anew()
+    units, before, part = units_of_first
     found = int32(0)
     begin = int32(0)
     passed = int32(0)
@@ -112,9 +115,6 @@ def request_at(smem, lengths, requests, overhead, unit):
     searching = True
     while searching:
         request = start + thread
-        ok = request < requests
-        units = int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
-        before, part = block_sum(smem, units)
         first = passed + before
         here = (first <= unit) & (unit < first + units)
         set_shared_i32(smem + FOUND_AT + 64, request, here)
@@ -124,19 +124,21 @@ def request_at(smem, lengths, requests, overhead, unit):
             found = shared_i32(smem + FOUND_AT + 64)
             begin = shared_i32(smem + FOUND_AT + 68)
             searching = False
-        passed = int32(passed + part)
-        start = int32(start + THREADS)
+        else:
+            passed = int32(passed + part)
+            start = int32(start + THREADS)
+            units, before, part = units_from(smem, lengths, requests, overhead, start)
     return found, begin
 
 
-def teams_in_use(total, teams, at_least):
-    """Fewer teams than there are, when each would have less than `at_least` units."""
-    return int32(smaller_int(teams, larger_int(quotient(total, at_least), 1)))
+def share_of(total, teams, at_least):
+    """Units of a team: fewer teams than there are take part, when each would have less than `at_least`."""
+    return int32(larger_int(quotient(total + teams - 1, teams), at_least))
 
 
-def first_unit_of(team, total, teams):
+def first_unit_of(team, total, share):
     """The unit at which a team begins."""
-    return int32(quotient64(int64(team) * total, int64(teams)))
+    return int32(smaller_int(team * share, total))
 
 
 def next_share(unit, end, begin, overhead, count, piece):
@@ -165,6 +167,6 @@ def next_share(unit, end, begin, overhead, count, piece):
     return int32(first_tile), int32(end_tile), int32(after)
 
 
-def team_of(unit, total, teams):
-    """The team that takes a unit: the largest i with i * total // teams <= unit."""
-    return int32(quotient64((int64(unit) + 1) * teams - 1, int64(total)))
+def team_of(unit, share):
+    """The team that takes a unit."""
+    return int32(quotient(unit, share))
