@@ -15,6 +15,22 @@ import pytest
 NAMES = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "google-chrome-stable")
 WIDTHS = {"phone": 390, "desk": 1280}
 
+BROKEN_WORDS = """
+[...document.querySelectorAll("math *")].filter(token => !token.children.length).filter(token => {
+    const range = document.createRange()
+    range.selectNodeContents(token)
+    const seen = [...range.getClientRects()].reduce((sum, box) => sum + box.width, 0)
+    return seen < 0.9 * token.getBoundingClientRect().width && !token.hasAttribute("lspace") && token.textContent.length > 1
+}).map(token => token.textContent)
+"""
+"""Words in formulas of which less is seen than they have room for; an operator with space around it is not asked."""
+
+SHRUNK = """
+[...document.querySelectorAll("article img")].filter(img => img.naturalWidth == 0 || img.width < img.naturalWidth)
+    .map(img => img.src)
+"""
+"""Pictures that are not there, or smaller than they were drawn."""
+
 pytestmark = pytest.mark.browser
 
 
@@ -61,6 +77,7 @@ def test_every_page_renders_without_an_error_and_without_scrolling_sideways(
             wrong.append(f"{name}: {reach} pixels wide on a screen of {width}")
         if name != "search" and not page.locator("h1").first.is_visible():
             wrong.append(f"{name}: no heading is seen")
+        wrong += [f"{name}: {picture} cannot be read" for picture in page.evaluate(SHRUNK) if width == WIDTHS["phone"]]
     page.close()
     assert wrong == []
 
@@ -93,18 +110,32 @@ def test_the_colours_are_those_that_the_reader_prefers(scheme: str, browser: Any
     assert line == text  # the picture follows
 
 
+def test_the_words_in_the_design_can_be_read_on_a_phone(browser: Any, address: str) -> None:
+    page = browser.new_page(viewport={"width": WIDTHS["phone"], "height": 900})
+    page.goto(f"{address}/design.html")
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('svg.design text')].map(t => t.getBoundingClientRect().height)"
+    )
+    page.close()
+    assert len(sizes) >= 10
+    assert min(sizes) >= 11  # pixels
+
+
 def test_formulas_have_a_size_and_code_a_button_to_copy_it(browser: Any, address: str) -> None:
     page = browser.new_page()
     page.goto(f"{address}/contract.html")
     boxes = page.evaluate(
         "[...document.querySelectorAll('math[display=block]')].map(m => m.getBoundingClientRect().height)"
     )
+    page.screenshot(full_page=True)  # lays the page out anew, as printing does
+    broken = page.evaluate(BROKEN_WORDS)
     page.goto(f"{address}/start.html")
     page.wait_for_selector("button.copybtn", state="attached")
     buttons = page.locator("button.copybtn").count()
     page.close()
     assert len(boxes) >= 8
     assert min(boxes) > 15
+    assert broken == []
     assert buttons >= 5
 
 

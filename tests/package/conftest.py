@@ -25,11 +25,13 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"PYTHONDONTWRITEBYTECODE": "1", "PIP_NO_INDEX": "1", "PIP_NO_INPUT": "1"} | changes
 
 
-def run(*command: object, cwd: Path, status: int = 0, **changes: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *command: object, cwd: Path, status: int = 0, seconds: int = 300, **changes: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command and hold it to its exit status; a failure shows all that it printed."""
     words = [str(word) for word in command]
     done = subprocess.run(
-        words, cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=300, check=False
+        words, cwd=cwd, env=environment(**changes), capture_output=True, text=True, timeout=seconds, check=False
     )
     assert done.returncode == status, f"{words} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
