@@ -175,13 +175,13 @@ class _Maker:
             return latents
         position = torch.arange(length)[:, None].expand(length, D)
         drawn = torch.randn(length, D, generator=self.random)
-        return {
-            "normal": drawn,
-            "ones": torch.ones(length, D),
-            "position": (position % 64).float(),
-            "request": torch.full((length, D), float(request + 1)),
-            "alternating": (1 - 2 * (position % 2)).float(),
-        }[case.values]
+        if case.values == "ones":
+            return torch.ones(length, D)
+        if case.values == "position":
+            return (position % 64).float()
+        if case.values == "request":
+            return torch.full((length, D), float(request + 1))
+        return (1 - 2 * (position % 2)).float() if case.values == "alternating" else drawn
 
     def cache(self) -> torch.Tensor:
         case = self.case
@@ -191,9 +191,9 @@ class _Maker:
         listed = {slot - far for rows in self.lists for row in rows for slot in row}
         for b, length in enumerate(case.lengths):
             latents = self._latents(b, length).to(pool.dtype)
-            for j in range(length):
-                if not case.top_k or self.slot(b, j) in listed:
-                    pool[self.slot(b, j)] = latents[j]
+            slots = [self.slot(b, j) for j in range(length)]
+            kept = [j for j, slot in enumerate(slots) if not case.top_k or slot in listed]
+            pool[[slots[j] for j in kept]] = latents[kept]
         used = pool.view(self.num_pages, case.page_size, D)
         if case.far_pages:
             cache = _untouched((case.far_pages + self.num_pages, case.page_size, D), pool.dtype, self.device)

@@ -7,13 +7,16 @@ held to, and small problems are quicker there. Far pages are left out of the twi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from mla.problem import Problem
+from mla.reference import decode
+from mla.testing.budget import Budget, budget
 from mla.testing.build import Call, build
 from mla.testing.case import Case
 from mla.testing.compare import Mismatch, assert_close
@@ -25,6 +28,45 @@ Result = tuple[torch.Tensor, torch.Tensor | None]
 def twin(case: Case) -> Call:
     """The same call on the CPU, for the exact answer."""
     return build(replace(case, far_pages=0), "cpu")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a result is held to.
+
+    Attributes:
+        problem: the twin's. exact: (out, lse) in float64. allowed: how far a result may be from it.
+    """
+
+    problem: Problem
+    exact: tuple[torch.Tensor, torch.Tensor]
+    allowed: Budget
+
+
+_kept: list[dict[Case, Answer]] = []
+
+
+@contextmanager
+def keeping(answers: dict[Case, Answer]) -> Iterator[None]:
+    """Within, the answer of a case is worked out once and kept in `answers`: for many kernels on the same cases."""
+    _kept.append(answers)
+    try:
+        yield
+    finally:
+        _kept.pop()
+
+
+def answer(case: Case) -> Answer:
+    """The right answer of a case, and the budget."""
+    kept = _kept[-1] if _kept else {}
+    if case not in kept:
+        kept[case] = _answer_of(twin(case).problem)
+    return kept[case]
+
+
+def _answer_of(problem: Problem) -> Answer:
+    exact = decode(problem, torch.float64)
+    return Answer(problem, exact, budget(problem, *exact))
 
 
 def _run(function: Function, call: Call) -> Result:
@@ -44,15 +86,16 @@ def _run(function: Function, call: Call) -> Result:
     return result
 
 
-def _judge(result: Result, problem: Problem) -> None:
-    """Hold a result to a problem on the CPU."""
+def _judge(result: Result, right: Answer) -> None:
+    """Hold a result to the answer on the CPU."""
     out, lse = (part.cpu() if isinstance(part, torch.Tensor) else part for part in result)
-    assert_close(out if lse is None else (out, lse), problem)  # type: ignore[arg-type]
+    actual: Any = out if lse is None else (out, lse)
+    assert_close(actual, right.problem, exact=right.exact, allowed=right.allowed)
 
 
 def right_answer(function: Function, case: Case, device: str) -> None:
     """One call, judged element by element."""
-    _judge(_run(function, build(case, device)), twin(case).problem)
+    _judge(_run(function, build(case, device)), answer(case))
 
 
 def _bits(result: Result) -> list[torch.Tensor]:
@@ -62,7 +105,7 @@ def _bits(result: Result) -> list[torch.Tensor]:
 def poison_changes_no_bit(function: Function, case: Case, device: str) -> None:
     """The poisoned call is right, and the zero-filled one has its bits (where the kernel repeats its own)."""
     poisoned = _run(function, build(case, device))
-    _judge(poisoned, twin(case).problem)
+    _judge(poisoned, answer(case))
     bits = _bits(poisoned)
     clean = [_bits(_run(function, build(replace(case, unread="zero", tail="zero"), device))) for _ in range(2)]
     repeats = all(torch.equal(a, b) for a, b in zip(*clean, strict=True))
@@ -74,11 +117,11 @@ def poison_changes_no_bit(function: Function, case: Case, device: str) -> None:
 def scale_tensors_are_read(function: Function, case: Case, device: str) -> None:
     """Right with the scales as tensors, and right again after they changed in place."""
     call = build(case, device)
-    _judge(_run(function, call), twin(case).problem)
+    _judge(_run(function, call), answer(case))
     other = replace(case, bmm1=2.5 * case.bmm1, bmm2=0.5 * case.bmm2)
     for name in ("bmm1_scale", "bmm2_scale"):
         call.arguments[name].fill_(getattr(other, name.removesuffix("_scale")))
-    _judge(call.run(function), twin(other).problem)
+    _judge(call.run(function), answer(other))
 
 
 def second_call_is_right(function: Function, case: Case, device: str) -> None:
@@ -97,7 +140,7 @@ def sampled_rows_are_right(function: Function, case: Case, device: str) -> None:
     query, tables, lengths = p.query[rows], p.block_tables[rows], p.seq_lens[rows]
     part = replace(p, query=query, block_tables=tables, seq_lens=lengths, batch=len(rows))
     there = rows.to(out.device)
-    _judge((out[there], None if lse is None else lse[there]), part)
+    _judge((out[there], None if lse is None else lse[there]), _answer_of(part))
     if not out.isfinite().all():
         raise Mismatch("nan", "out", "a row outside the sample is not finite")
 
@@ -112,4 +155,4 @@ def visible_nan_stays_in_its_rows(function: Function, case: Case, device: str) -
     for one in (call, exact):
         page = one.arguments["block_tables"][0, position // case.page_size]
         one.problem.kv_cache[page, position % case.page_size] = math.nan
-    _judge(call.run(function), exact.problem)
+    _judge(call.run(function), _answer_of(exact.problem))

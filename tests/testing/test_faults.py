@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -11,7 +12,7 @@ from mla.testing.faults import FAMILIES, FAULTS, Fault, judged_wrong
 from mla.testing.faults.addressing import SignedWrap, Wrapping
 from mla.testing.faults.fault import Judge, planted
 from mla.testing.faults.raw import Careless
-from mla.testing.judges import right_answer
+from mla.testing.judges import keeping, right_answer
 from mla.testing.suite import outcome
 
 EVERY_FAULT = [pytest.param(fault, id=name) for name, fault in FAULTS.items()]
@@ -25,6 +26,13 @@ ODD_CASES = (
     Case(lengths=(1,), heads=17, page_size=1, spare_pages=0, lens="int64", workspace="noise", max_slack=1 << 30),
 )
 """Legal calls at the edges of the contract."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def answers() -> Iterator[None]:
+    """What is right on a case is worked out once for all faults."""
+    with keeping({}):
+        yield
 
 
 def test_there_are_enough_and_each_is_described() -> None:

@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 
 from mla.progress import progress
+from mla.testing.case import Case
 from mla.testing.faults import FAULTS
 from mla.testing.faults.fault import Fault
+from mla.testing.judges import Answer, keeping
 from mla.testing.properties import PROPERTIES
 from mla.testing.suite import outcome
 
@@ -27,13 +29,17 @@ property refuse it, on a CPU. Written by `python -m mla.testing.faults.matrix`; 
 """
 
 
+_answers: dict[Case, Answer] = {}  # a process judges many faults on the same cases
+
+
 def row(fault: Fault) -> dict[str, int]:
     """Property -> how many of its cases refuse the fault, in the suite's order; only those that do."""
     found = {}
-    for prop in PROPERTIES:
-        if not prop.gpu_only:
-            cases = [case for case in prop.cases if fault.concerns(case)]
-            found[prop.name] = sum(outcome(prop.judge, fault.make(), case, "cpu") is not None for case in cases)
+    with keeping(_answers):
+        for prop in PROPERTIES:
+            if not prop.gpu_only:
+                cases = [case for case in prop.cases if fault.concerns(case)]
+                found[prop.name] = sum(outcome(prop.judge, fault.make(), case, "cpu") is not None for case in cases)
     return {name: kills for name, kills in found.items() if kills}
 
 
