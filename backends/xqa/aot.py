@@ -20,15 +20,19 @@ REGISTERS_PER_SM = 65536
 FORMS = (
     Config("bf16", row_tiles=1),
     Config("bf16", row_tiles=2),
+    Config("bf16", row_tiles=4),
     Config("fp16", row_tiles=2),
     Config("e4m3", row_tiles=1),
     Config("e4m3", row_tiles=2),
+    Config("e4m3", row_tiles=4),
     Config("bf16_on_e4m3", row_tiles=1),
     Config("bf16_on_e4m3", row_tiles=2),
+    Config("bf16_on_e4m3", row_tiles=4),
     Config("fp16_on_e4m3", row_tiles=2),
     Config("bf16", row_tiles=1, sparse=True),
     Config("bf16", row_tiles=2, sparse=True),
-    Config("e4m3", row_tiles=2, sparse=True),
+    Config("bf16", row_tiles=4, sparse=True),
+    Config("e4m3", row_tiles=4, sparse=True),
     Config("bf16", row_tiles=2, aligned=False, out="fp32", out_pairs=False),
 )
 """What the table shows: every kind, dense and sparse, with few rows and with many, and the slow path."""
@@ -116,7 +120,8 @@ def survey(forms: Iterable[Config] = FORMS, chips: Iterable[tuple[int, int]] = C
     """The decode kernel in every form on every chip, and the merge kernel once per chip."""
     records = []
     for capability in chips:
-        taken = [config for form in forms if (config := claimed(form, capability)) is not None]
+        claims = (claimed(form, capability) for form in forms)
+        taken = list(dict.fromkeys(fit(config, capability) for config in claims if config is not None))
         records += [record(config, "decode", capability) for config in taken]
         records += [record(taken[0], "merge", capability)]
     return records

@@ -28,7 +28,7 @@ def compile_ptx(config: Config, kernel: str, capability: tuple[int, int]) -> str
     """
     config = relevant(config, kernel)
     kinds = [argument_type(name) for name in argument_names(kernel)]
-    bounds = (THREADS, config.blocks_per_sm) if kernel == "decode" else (MERGE_THREADS, 1)
+    bounds = (THREADS, config.blocks_per_sm) if kernel == "decode" else (MERGE_THREADS, 2)
     return ptx_of(KERNELS[kernel], ENTRY[kernel], kinds, config, capability, bounds)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 THREADS = 256
 WARPS = THREADS // 32
-MERGE_THREADS = 256
+MERGE_THREADS = 512  # of the merge kernel, at most
 RANK = 512  # R, the width of a value
 WIDTH = 576  # D, the width of a key
 STEPS = 9  # tensor-core steps of a warp's share of D
@@ -63,8 +63,8 @@ class Config:
         aligned: keys begin at multiples of 16 bytes and query words at multiples of their size; else every number is
             loaded by itself.
         out: "bf16", "fp16" or "fp32". out_pairs: two neighbouring numbers of out may be written at once.
-        stages: key tiles in shared memory: 2, 3 or 4. From three on values are added one tile later than scores are
-            computed, see `kernel/decode.py`.
+        stages: key tiles in shared memory: 2, 3 or 4. From three on a tile's values are added one tile later, see
+            `kernel/decode.py`.
         blocks_per_sm: blocks that share a multiprocessor; registers are limited so that they can.
         dependent: the merge kernel may start before the decode kernel has ended (sm_90 and newer).
     """
@@ -141,21 +141,26 @@ class Config:
         return THREADS // self.tile
 
     @property
+    def ahead(self) -> int:
+        """Tiles that are copied while one is worked on; a tile whose values are still to be added keeps its stage."""
+        return self.stages - (2 if self.values_later else 1)
+
+    @property
     def constants(self) -> dict[str, int | bool]:
         """The names that kernels read, see `kernel/constants.py`."""
-        pitch = self.key_bytes + 16
+        flips = 4 if self.eight_bit else 8
         score_pitch = 4 * self.tile
         query_pitch = STEPS * 32 * self.dim_groups + 16
         weight_pitch = 2 * self.tile + 16
+        weights_bytes = self.rows * (weight_pitch + 4)
         sizes = {
-            "KEYS_AT": self.stages * self.tile * pitch,
+            "KEYS_AT": self.stages * self.tile * self.key_bytes,
+            "ZEROS_AT": 128,
             "SCORES_AT": self.dim_groups * self.rows * score_pitch,
-            "WEIGHTS_AT": self.rows * weight_pitch,
+            "WEIGHTS_AT": weights_bytes * (2 if self.values_later else 1),
             "BIAS_AT": self.stages * self.tile * 4,
-            "DECAY_AT": self.rows * 4,
             "FACTOR_AT": self.rows * 4,
             "TOKENS_AT": self.rows * 4,
-            "ZEROS_AT": pitch,
             "FOUND_AT": 18 * 4,
             "QUERIES_AT": self.rows * query_pitch if self.queries_in_shared else 0,
         }
@@ -178,13 +183,15 @@ class Config:
             "WARP_ROW_TILES": self.row_tiles // self.row_groups,
             "TOKEN_BLOCKS": self.token_blocks,
             "KEY_BYTES": self.key_bytes,
-            "PITCH": pitch,
-            "STAGE_BYTES": self.tile * pitch,
+            "FLIPS": flips,
+            "STAGE_BYTES": self.tile * self.key_bytes,
             "GROUP_BYTES": STEPS * self.step_bytes,
             "STEP_BYTES": self.step_bytes,
             "QUERY_PITCH": query_pitch,
             "SCORE_PITCH": score_pitch,
             "WEIGHT_PITCH": weight_pitch,
+            "WEIGHTS_BYTES": weights_bytes,
+            "DECAY_AT": self.rows * weight_pitch,
             "VALUE_BYTES": 64 * self.key_bytes // WIDTH,
             "VALUE_LOADS": 2 * self.key_bytes // WIDTH,
             "OUT_BYTES": 4 if self.out == "fp32" else 2,
@@ -192,7 +199,8 @@ class Config:
             "LOADER_BITS": _bits(self.loaders),
             "CHUNKS": chunks,
             "LOADS": -(-chunks // self.loaders),
-            "ENTRY_WORDS": 2 * self.stages,
+            "AHEAD": self.ahead,
+            "ENTRY_WORDS": 2 * self.ahead + 2,
             "QUERY_WORDS": self.row_tiles // self.row_groups * STEPS * 4,
             "ACCUMULATORS": self.row_tiles * 32,
             "SCORE_WORDS": self.row_tiles // self.row_groups * self.token_blocks * 8,

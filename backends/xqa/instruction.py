@@ -31,7 +31,7 @@ class Instruction:
         name: as kernels call it.
         arguments: (name, type) of each.
         result: its type, or None.
-        ptx: the text with `<d>` for the result and `<argument>`; tuples expand to `{...}`.
+        ptx: the text with `<d>` for the result and `<argument>`; tuples expand to `{...}`, and `<d0>` is one of them.
         effect: it does something besides its result (memory, barriers), so it stays where it is written.
     """
 
@@ -50,6 +50,7 @@ class Instruction:
             letter, count = REGISTERS[kind]
             numbered = [f"${len(constraints) + i}" for i in range(count)]
             operands[name] = numbered[0] if count == 1 else "{" + ", ".join(numbered) + "}"
+            operands.update({f"{name}{i}": one for i, one in enumerate(numbered)})
             constraints.extend([prefix + letter] * count)
 
         if self.result is not None:

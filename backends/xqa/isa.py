@@ -129,6 +129,13 @@ def barrier() -> None:
     """All threads of the block arrive; what they wrote to shared memory is seen by all."""
 
 
+@instruction(
+    "{ .reg .pred p, q; setp.ne.s32 p, <flag>, 0; bar.red.or.pred q, 0, p; selp.s32 <d>, 1, 0, q; }", effect=True
+)
+def barrier_any(flag: I32) -> I32:
+    """A barrier that tells every thread whether any thread's flag is not 0."""
+
+
 @instruction("griddepcontrol.launch_dependents;", effect=True)
 def let_next_grid_start() -> None:
     """The next kernel of the stream may start, if it was launched so. From sm_90 on."""
@@ -173,8 +180,12 @@ def load_fresh_i32(address: I64) -> I32:
 def load_fresh_f32(address: I64, ok: I32, otherwise: F32) -> F32: ...
 
 
-@instruction("ld.global.v4.f32 <d>, [<address>];", effect=True)
-def load_fresh_f32x4(address: I64) -> F4: ...
+@instruction(
+    _PREDICATE + "mov.b32 <d0>, 0; mov.b32 <d1>, 0; mov.b32 <d2>, 0; mov.b32 <d3>, 0; "
+    "@p ld.global.v4.f32 <d>, [<address>]; }",
+    effect=True,
+)
+def load_fresh_f32x4(address: I64, ok: I32) -> F4: ...
 
 
 @instruction(_PREDICATE + "@p st.global.s32 [<address>], <value>; }", effect=True)
@@ -236,6 +247,10 @@ def set_shared_f32(address: I32, value: F32, ok: I32) -> None: ...
 def set_shared_f32x2(address: I32, value: F2) -> None: ...
 
 
+@instruction("st.shared.v4.f32 [<address>], <value>;", effect=True)
+def set_shared_f32x4(address: I32, value: F4) -> None: ...
+
+
 @instruction("st.shared.u32 [<address>], <value>;", effect=True)
 def set_shared_u32(address: I32, value: U32) -> None: ...
 
@@ -293,9 +308,9 @@ def quotient(x: I32, y: I32) -> I32:
     """x // y of two that are not negative. (9.7.1)"""
 
 
-@instruction("div.u64 <d>, <x>, <y>;")
-def quotient64(x: I64, y: I64) -> I64:
-    """x // y of two that are not negative. (9.7.1)"""
+@instruction("mul.hi.u32 <d>, <x>, <y>;")
+def high_product(x: I32, y: I32) -> I32:
+    """The upper 32 bits of the product of two unsigned numbers. (9.7.1)"""
 
 
 @instruction("prmt.b32 <d>, <x>, <y>, <selector>;")

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from mla.backends.xqa.config import MERGE_THREADS, THREADS, Config
+from mla.backends.xqa.config import THREADS, Config
 from mla.backends.xqa.plan import (
     QUERY_WORD,
     Machine,
@@ -71,7 +71,7 @@ class _Prepared:
         launches = []
         forms = {
             "decode": (plan.decode_blocks, THREADS, plan.config.shared_bytes, False),
-            "merge": (plan.merge_blocks, MERGE_THREADS, plan.merge_shared_bytes, plan.config.dependent),
+            "merge": (plan.merge_blocks, plan.merge_threads, plan.merge_shared_bytes, plan.config.dependent),
         }
         for kernel, (blocks, threads, shared_bytes, dependent) in forms.items():
             addresses = [at[name] for name in argument_names(kernel)]

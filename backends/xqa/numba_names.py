@@ -108,7 +108,7 @@ def device_function(capability: tuple[int, int]) -> Callable[[Callable[..., Any]
 
 
 def shared_base():
-    return _shared_window(cuda.shared.array(0, dtype=types.uint8, alignment=16))
+    return _shared_window(cuda.shared.array(0, dtype=types.uint8, alignment=128))
 
 
 @intrinsic

@@ -16,11 +16,12 @@ from mla.backends.xqa.specialize import KERNELS
 from mla.problem import Problem
 
 OVERHEAD = 2  # what a request costs besides its keys, in tiles
-AT_LEAST = 3  # tiles that a team must have before another team joins in
+AT_LEAST = 2  # tiles that a team must have before another team joins in
 PIECE_KEYS = 2048  # where requests are cut in deterministic mode, whatever else is in the batch
 MOST_STAGES = 4
-MOST_SLICES = 4  # parts of a row in the merge kernel, where rows are few: at most SLICED_UNTIL per multiprocessor
-SLICED_UNTIL = 4
+MERGES = ((4, MERGE_THREADS), (1, MERGE_THREADS), (1, RANK // 4))
+"""(slices of a row, threads of a block) of the merge kernel: the first whose blocks run all at once, or the last."""
+MERGE_THREADS_AT_ONCE = 1024  # of a multiprocessor
 LN_2 = 0.6931471805599453
 QUERY_WORD = 4  # bytes of a query that are loaded at once
 
@@ -43,7 +44,9 @@ class Plan:
         config: of both kernels.
         requests: B, or in sparse mode B * Q: what has keys of its own. rows: query vectors that share them.
         tiles: blocks that such a request takes. teams: groups of so many blocks; the decode grid is teams * tiles.
-        rows_per_block: of the merge kernel. slices: parts into which it cuts a row. merge_blocks: its grid.
+        rows_per_block: of the merge kernel. slices: parts into which it cuts a row. merge_threads,
+            merge_blocks: its threads and its grid.
+        one_each: teams, if each multiprocessor had one block only. overhead, at_least: see `kernel/schedule.py`.
         piece: tiles of a piece in deterministic mode, or 0. pieces: slots of scratch for each request then.
         part_rows: rows of partial results in scratch.
     """
@@ -55,9 +58,11 @@ class Plan:
     teams: int
     rows_per_block: int
     slices: int
+    merge_threads: int
     merge_blocks: int
     piece: int = 0
     pieces: int = 0
+    one_each: int = 1 << 20
     overhead: int = OVERHEAD
     at_least: int = AT_LEAST
 
@@ -78,14 +83,14 @@ class Plan:
 
     @property
     def merge_shared_bytes(self) -> int:
-        return 16 * MERGE_THREADS + 4 * max(self.teams, self.pieces)
+        return 16 * self.merge_threads + 4 * max(self.teams, self.pieces)
 
 
 _FLOATS = frozenset({"bmm1", "bmm2", "lse_unit"})
 _SMALL = frozenset(
     {"entries", "page_size", "table_wide", "columns", "length_wide", "requests", "q_len", "heads", "teams", "tiles"}
 )
-_SMALL |= {"overhead", "at_least", "rows_per_block", "slices", "page_factor", "page_shift"}
+_SMALL |= {"overhead", "at_least", "rows_per_block", "slices", "threads", "one_each", "page_factor", "page_shift"}
 
 
 def argument_names(kernel: str) -> tuple[str, ...]:
@@ -163,14 +168,31 @@ def plan_for(problem: Problem, out: torch.Tensor, machine: Machine, *, teams: in
     requests, rows = (p.batch * p.q_len, p.num_heads) if p.is_sparse else (p.batch, p.q_len * p.num_heads)
     tiles = -(-rows // config.rows)
     at_once = machine.multiprocessors * config.blocks_per_sm
+    one_each = max(machine.multiprocessors // tiles, 1)
     if teams is None:
-        teams = max(at_once // tiles, 1)
+        most_units = requests * (-(-(room_of(p) + 1) // config.tile) + OVERHEAD)
+        teams = max(min(at_once // tiles, -(-most_units // AT_LEAST)), 1)
     rows_per_block = min(-(-requests * rows // (16 * machine.multiprocessors)), rows)
-    slices = MOST_SLICES if requests * rows <= SLICED_UNTIL * machine.multiprocessors else 1
+    at_once_in_merge = MERGE_THREADS_AT_ONCE * machine.multiprocessors
+    fitting = (merge for merge in MERGES if requests * rows * merge[0] * merge[1] <= at_once_in_merge)
+    slices, merge_threads = next(fitting, MERGES[-1])
     merge_blocks = requests * -(-rows // rows_per_block) * slices
     piece = PIECE_KEYS // config.tile if p.deterministic else 0
     pieces = -(-room_of(p) // PIECE_KEYS) if p.deterministic else 0
-    return Plan(config, requests, rows, tiles, teams, rows_per_block, slices, merge_blocks, piece, pieces)
+    return Plan(
+        config,
+        requests,
+        rows,
+        tiles,
+        teams,
+        rows_per_block,
+        slices,
+        merge_threads,
+        merge_blocks,
+        piece,
+        pieces,
+        one_each,
+    )
 
 
 def room_of(problem: Problem) -> int:
@@ -257,6 +279,7 @@ def arguments(
         "q_len": p.q_len,
         "heads": p.num_heads,
         "teams": plan.teams,
+        "one_each": min(plan.one_each, plan.teams),
         "tiles": plan.tiles,
         "overhead": plan.overhead,
         "at_least": plan.at_least,
@@ -264,4 +287,5 @@ def arguments(
         "pieces": plan.pieces,
         "rows_per_block": plan.rows_per_block,
         "slices": plan.slices,
+        "threads": plan.merge_threads,
     }

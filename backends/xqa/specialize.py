@@ -16,7 +16,10 @@ from mla.backends.xqa.kernel import attend, constants, decode, memory, merge, nu
 
 KERNELS: dict[str, Callable[..., Any]] = {"decode": decode.decode, "merge": merge.merge}
 _MODULES: tuple[ModuleType, ...] = (numbers, schedule, memory, attend, decode, merge)
-_NUMPY = {name: getattr(numbers, name) for name in ("NEGATIVE_INFINITY", "NOT_A_NUMBER", "LOG2_E")}
+_NUMBERS = ("NEGATIVE_INFINITY", "LOWEST", "HEADROOM", "NOT_A_NUMBER", "LOG2_E")
+_FIXED = {name: getattr(numbers, name) for name in _NUMBERS}
+_FIXED |= {name: getattr(constants, name) for name in ("THREADS", "STEPS", "PART_BYTES", "LONGEST")}
+_FIXED |= {"AT_ONCE": merge.AT_ONCE, "ALONE": schedule.ALONE}
 
 
 def _helpers(kernel: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
@@ -43,7 +46,7 @@ def choices(config: Config) -> dict[str, str]:
         "low_number": f"low_{value}",
         "high_number": f"high_{value}",
         "widen_keys": "widen_to_bf16" if query == "bf16" else "widen_to_fp16",
-        "wait_for_tile": f"cp_async_wait_{config.stages - 2}",
+        "wait_for_tile": f"cp_async_wait_{config.ahead - 1}",
         "copy16": "cp_async16" if config.aligned else "copy16_by_number",
         "query_word": "load_u32" if config.aligned else narrow_query,
         "pack_out": "pack_fp16" if config.out == "fp16" else "pack_bf16",
@@ -68,9 +71,7 @@ def specialize(
         instead: helpers to take in place of those of the same name: experiments, planted bugs.
     """
     namespace: dict[str, Any] = {"__builtins__": __builtins__, "__name__": __name__}
-    namespace |= {"THREADS": constants.THREADS, "STEPS": constants.STEPS, "PART_BYTES": constants.PART_BYTES}
-    namespace |= {"LONGEST": constants.LONGEST, "MERGE_THREADS": constants.MERGE_THREADS}
-    namespace |= {"SUMS_BYTES": merge.SUMS_BYTES, "AT_ONCE": merge.AT_ONCE} | _NUMPY | config.constants | names
+    namespace |= _FIXED | config.constants | names
     for name, helper in (_helpers(kernel) | (instead or {})).items():
         if name not in names and helper not in KERNELS.values():
             namespace[name] = as_helper(FunctionType(helper.__code__, namespace, name))

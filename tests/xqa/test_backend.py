@@ -69,7 +69,7 @@ def test_sizes_that_it_cannot_count_are_refused():
     (why,) = backend.why_not(on_a_gpu(batch=1 << 16, page_size=1 << 25))
     assert (
         why
-        == "65536 requests with tables of 67108864 tokens may be 137439215616 pieces of work; it counts up to 2147483647"
+        == "65536 requests with tables of 67108864 tokens may be 137439215616 pieces of work; it counts up to 2146435072"
     )
     (why,) = backend.why_not(on_a_gpu(Case(top_k=4), num_pages=1 << 26))
     assert why.startswith("the pool has 4294967296 token slots; in sparse mode")
@@ -163,12 +163,13 @@ def test_a_compiler_that_is_no_package_has_no_known_version(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("capability", SHARED_LIMIT, ids=str)
-@pytest.mark.parametrize("row_tiles", [1, 2])
+@pytest.mark.parametrize("row_tiles", [1, 2, 4])
 def test_every_configuration_fits_its_chip(kind, capability, row_tiles):
     config = fit(Config(kind=kind, row_tiles=row_tiles), capability)
     assert config.shared_bytes <= SHARED_LIMIT[capability]
     assert config.blocks_per_sm * (config.shared_bytes + 1024) <= SHARED_PER_SM[capability]
     assert config.stages >= 2
+    assert config.row_tiles == min(row_tiles, 4 if capability in ((9, 0), (10, 0), (10, 3)) else 2)
 
 
 def test_a_configuration_that_fits_nowhere_is_an_error(monkeypatch):
@@ -179,15 +180,24 @@ def test_a_configuration_that_fits_nowhere_is_an_error(monkeypatch):
 
 def test_the_plan_of_a_problem():
     machine = Machine((9, 0), 132)
-    p = build(Case(lengths=(5,) * 4, heads=128)).problem
+    p = build(Case(lengths=(5000,) * 4, heads=128)).problem
     plan = plan_for(p, torch.empty(4, 1, 128, 512, dtype=torch.bfloat16), machine)
-    assert (plan.requests, plan.rows, plan.tiles, plan.teams, plan.decode_blocks) == (4, 128, 4, 33, 132)
+    assert (plan.requests, plan.rows, plan.tiles, plan.teams, plan.decode_blocks) == (4, 128, 2, 66, 132)
     assert plan.at_least == AT_LEAST
-    assert plan.config.row_tiles == 2
-    assert plan.part_rows == 2 * 132 * 32
+    assert plan.config.row_tiles == 4
+    assert plan.part_rows == 2 * 132 * 64
+    assert (plan.slices, plan.merge_threads, plan.merge_blocks) == (1, 128, 4 * 128)
+    one = build(Case(lengths=(5000,), heads=128)).problem
+    plan = plan_for(one, torch.empty(1, 1, 128, 512, dtype=torch.bfloat16), machine)
+    assert (plan.slices, plan.merge_threads, plan.merge_blocks) == (1, 512, 128)
+    few = build(Case(lengths=(5000,), heads=16)).problem
+    plan = plan_for(few, torch.empty(1, 1, 16, 512, dtype=torch.bfloat16), machine)
+    assert (plan.slices, plan.merge_threads, plan.merge_blocks) == (4, 512, 16 * 4)
+    tokens = few.table_width * few.page_size
+    assert plan.teams == -(-(tokens // 32 + 1 + plan.overhead) // plan.at_least) < 264  # the table holds no more work
     sparse = build(Case(lengths=(5,) * 4, q_len=2, top_k=8, heads=16)).problem
     plan = plan_for(sparse, torch.empty(4, 2, 16, 512, dtype=torch.bfloat16), machine)
-    assert (plan.requests, plan.rows, plan.tiles, plan.teams) == (8, 16, 1, 264)
+    assert (plan.requests, plan.rows, plan.tiles, plan.teams) == (8, 16, 1, 12)
     many = build(Case(lengths=(1,), heads=130)).problem
     plan = plan_for(many, torch.empty(1, 1, 130, 512, dtype=torch.bfloat16), Machine((12, 0), 2))
     assert (plan.tiles, plan.teams) == (5, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from mla.backends.xqa import plan
 from mla.backends.xqa.emulator.backend import CONSUMER, EmulatedBackend
 from mla.backends.xqa.plan import Machine
+from mla.reference import decode
 from mla.testing import PROPERTIES, Case, Profile, assert_close, build, judge_property
 from mla.testing.suite import judge_kernel
 
@@ -48,6 +50,46 @@ DEALT = [
 @pytest.mark.parametrize("teams", [1, 2, 3, 5, 13])
 def test_however_the_work_is_dealt_the_answer_is_right(emulate, case, teams):
     emulate(case, teams=teams)
+
+
+@pytest.mark.parametrize("teams", [1, 3])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *DEALT,
+        Case(lengths=(0, 130, 7), heads=70, page_size=7, out="float32"),
+        Case(lengths=(37, 4, 0), q_len=10, heads=4, page_size=16),
+        Case(lengths=(90, 20), q_len=2, heads=40, top_k=70, slots="holes"),
+        Case(lengths=(200, 5), heads=50, **E4M3),
+        Case(lengths=(130, 5), heads=50, **ON_E4M3),
+    ],
+    ids=repr,
+)
+def test_values_that_are_added_later_are_right(emulate, case, teams):
+    emulate(case, teams=teams, machine=HOPPER)
+
+
+WITHOUT_WEIGHT = Case(lengths=(150, 40, 0, 33), heads=4, page_size=16, out="float32", lse="returned")
+
+
+@pytest.mark.parametrize("machine", [CONSUMER, HOPPER], ids=["sm_120", "sm_90"])
+@pytest.mark.parametrize("sinks", ["none", "normal"])
+@pytest.mark.parametrize(
+    "more", [{}, {"lengths": (90, 40), "top_k": 40, "slots": "holes"}, {"q_len": 3, "heads": 20}], ids=repr
+)
+def test_keys_whose_scores_are_all_minus_infinity_are_no_empty_row(emulated_call, machine, sinks, more):
+    """0 / 0, unless a sink has weight; the identity of merging is for rows without a key."""
+    call = build(replace(WITHOUT_WEIGHT, sinks=sinks, **more))
+    call.arguments["query"][..., -1] = 1
+    call.arguments["kv_cache"][..., -1] = -math.inf
+    exact_out, exact_lse = decode(call.problem, torch.float64)
+    for teams in (None, 1, 3):
+        out, lse = call.run(emulated_call(machine=machine, teams=teams))
+        assert torch.equal(out.isnan().view(-1), exact_out.isnan().view(-1))
+        assert torch.equal(lse.isinf().view(-1), exact_lse.isinf().view(-1))
+        assert not lse.isnan().any()
+        assert (out.nan_to_num() == 0).all()
+    assert bool(exact_out.isnan().any()) is (sinks == "none")
 
 
 @pytest.mark.parametrize("at_least", [2, 4, 100])

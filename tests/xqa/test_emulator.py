@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mla.backends.xqa.config import Config
-from mla.backends.xqa.emulator.backend import EmulatedBackend
+from mla.backends.xqa.emulator.backend import CONSUMER, EmulatedBackend
 from mla.backends.xqa.emulator.banks import fewest, wavefronts
 from mla.backends.xqa.emulator.errors import EmulatorError
 from mla.backends.xqa.emulator.launch import Grid, run_block, run_grid
@@ -22,7 +22,6 @@ from mla.backends.xqa.isa import (
     cp_async_wait_1,
     load_i32,
     quotient,
-    quotient64,
     set_shared_i32,
     set_shared_u32,
     shared_base,
@@ -33,7 +32,10 @@ from mla.backends.xqa.isa import (
     thread_index,
 )
 from mla.backends.xqa.kernel.numbers import cuda, float32, select
+from mla.backends.xqa.plan import Machine
 from mla.testing import Case, build
+
+HOPPER = Machine((9, 0), 4)
 
 
 def launched(kernel, *, blocks=1, threads=64, shared_bytes=1024, words=64):
@@ -166,7 +168,7 @@ def a_division_by_zero(data, fixed):
 
 
 def a_division_of_less_than_nothing(data, fixed):
-    quotient64(thread_index() - 5, 3)
+    quotient(thread_index() - 5, 3)
 
 
 FOUND = {
@@ -238,11 +240,11 @@ def test_select_is_by_thread():
     assert launched(choose).tolist()[:5] == [7, 7, 7, 3, 4]
 
 
-def prepared(**changes):
+def prepared(machine=CONSUMER, **changes):
     call = build(Case(**{"lengths": (70,), "heads": 4} | changes))
     p = call.problem
     out = torch.empty(p.batch, p.q_len, p.num_heads, 512, dtype=torch.bfloat16)
-    return EmulatedBackend(teams=1).prepare(p, out), (call, out)
+    return EmulatedBackend(machine, teams=1).prepare(p, out), (call, out)
 
 
 def test_a_trace_tells_the_life_of_a_tile():
@@ -252,8 +254,8 @@ def test_a_trace_tells_the_life_of_a_tile():
     assert len(trace.of("mma_bf16", "partial_scores")) == 3 * 18  # tiles of 32 tokens: 9 steps, 16 tokens a warp
     assert len(trace.of("mma_bf16", "multiply")) == 3 * 16  # 32 tokens are 2 steps, 64 dims a warp
     chapters = [function for function, _ in trace.chapters()]
-    first = chapters.index("partial_scores")
-    assert chapters[first : first + 5] == ["partial_scores", "attend", "softmax", "attend", "add_values"]
+    steps = ["partial_scores", "whole_scores", "softmax", "add_values"]
+    assert [function for function in chapters if function in steps][:5] == [*steps, "partial_scores"]
     story = trace.story()
     assert "9 x ldmatrix_x4, 18 x mma_bf16" in story
     assert "thread_index" not in story
@@ -267,7 +269,14 @@ def test_a_trace_tells_the_life_of_a_tile():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"heads": 32}, {"heads": 32, "query": "float8_e4m3fn", "cache": "float8_e4m3fn"}]
+    "changes",
+    [
+        {},
+        {"heads": 32},
+        {"heads": 32, "query": "float8_e4m3fn", "cache": "float8_e4m3fn"},
+        {"heads": 64, "machine": HOPPER},
+        {"heads": 16, "query": "float8_e4m3fn", "cache": "float8_e4m3fn", "machine": HOPPER},
+    ],
 )
 def test_no_matrix_is_read_with_bank_conflicts(changes):
     emulation, _keep = prepared(lengths=(128,), **changes)  # whole tiles: rows past a length all read the same zeros
@@ -277,7 +286,7 @@ def test_no_matrix_is_read_with_bank_conflicts(changes):
     for (function, _), conflicts in counted.items():
         taken, least = by_function.get(function, (0, 0))
         by_function[function] = (taken + conflicts.taken, least + conflicts.fewest)
-    for function in ("partial_scores", "add_values", "load_tile"):
+    for function in ("partial_scores", "load_span", "add_values", "load_tile"):
         taken, least = by_function[function]
         assert taken == least, function
     taken, least = by_function["softmax"]

@@ -79,6 +79,26 @@ def test_widening_is_that_of_pytorch():
         assert torch.equal(torch.from_numpy(widen(bits)).nan_to_num(), wide.nan_to_num())
 
 
+def test_a_nan_becomes_the_one_nan_of_a_conversion(lanes):
+    """PTX ISA 9.7.9.22: a conversion of NaN gives the canonical NaN of the format, whatever its bits were."""
+    signalling, quiet = 0x7F800001, 0xFFC12345
+    for bits in (signalling, quiet):
+        x = np.full(32, bits, np.uint32).view(np.float32)
+        assert set(lanes.pack_bf16(x, np.float32(1.0))) == {0x3F807FFF}
+        assert set(lanes.pack_fp16(np.float32(1.0), x)) == {0x7FFF3C00}
+    halves = np.full(32, 0xFE017CA1, np.uint32)  # two more, of fp16
+    assert set(lanes.low_fp16(halves).view(np.uint32)) == {0x7FFFFFFF}
+    assert set(lanes.high_fp16(halves).view(np.uint32)) == {0x7FFFFFFF}
+    e4m3 = np.full(32, 0xFF7F, np.uint32)
+    assert set(lanes.low_e4m3_to_fp16(e4m3)) == {0x7FFF7FFF}
+
+
+def test_the_upper_half_of_a_product_is_that_of_unsigned_numbers(lanes):
+    x, y = np.array([0xFFFFFFFF, 0x80000000, 7, -1]), np.array([0xFFFFFFFF, 2, 9, 3])
+    assert list(lanes.high_product(np.resize(x, 32), np.resize(y, 32)))[:4] == [0xFFFFFFFE, 1, 0, 2]
+    assert lanes.high_product(-1, -1) == 0xFFFFFFFE
+
+
 @pytest.mark.parametrize("kind", ["bf16", "fp16", "e4m3"])
 def test_mma_is_a_matrix_product(lanes, kind):
     """The registers are filled lane by lane from two matrices, by the drawing of owners."""

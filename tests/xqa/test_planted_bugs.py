@@ -14,6 +14,7 @@ import pytest
 
 from mla.backends.xqa.emulator.errors import EmulatorError
 from mla.backends.xqa.kernel import attend, decode, memory, merge, schedule
+from mla.backends.xqa.plan import Machine
 from mla.testing import Case, Mismatch, judges
 
 RAGGED = Case(lengths=(150, 0, 77), heads=12, page_size=16)
@@ -21,11 +22,16 @@ TWO_TOKENS = Case(lengths=(70, 33), q_len=2, heads=6, page_size=16, out="float32
 MANY_TOKENS = Case(lengths=(37, 4), q_len=4, heads=4, page_size=16)
 E4M3 = Case(lengths=(150, 77), heads=20, query="float8_e4m3fn", cache="float8_e4m3fn", scores="peaked", out="float32")
 ON_E4M3 = Case(lengths=(90,), heads=4, query="bfloat16", cache="float8_e4m3fn", scores="peaked", out="float32")
+LATER = Case(lengths=(150, 0, 77), heads=20, query="bfloat16", cache="float8_e4m3fn")
+NOTHING_LATER = Case(lengths=(0, 40), heads=20, query="bfloat16", cache="float8_e4m3fn")
+TOKENS_LATER = Case(lengths=(6, 9, 12), q_len=4, heads=8, page_size=16, query="bfloat16", cache="float8_e4m3fn")
 WIDE = Case(lengths=(200, 40), heads=40, page_size=16, out="float32")
 SINKS = Case(lengths=(150, 20), heads=4, sinks="normal", out="float32")
 SPARSE = Case(lengths=(90, 40), q_len=2, heads=4, top_k=48, slots="holes")
 OFFSET = Case(lengths=(40,), heads=4, cache_layout="offset")
 ONE_TEAM = (("teams", 1),)
+ON_HOPPER = (("machine", Machine((9, 0), 4)),)
+HALVES = Case(lengths=(70,), heads=40, page_size=16)
 FAR = Case(lengths=(70,), heads=4, far_pages=30_000, tail="zero")
 
 
@@ -45,26 +51,39 @@ class Bug:
 
 BUGS = (
     Bug("a tile is not waited for", decode, "attend", "wait_for_tile()", "pass", RAGGED, "unfinished copy"),
-    Bug("no barrier after the wait", decode, "attend", "wait_for_tile()\n        barrier()", "wait_for_tile()", RAGGED, "race"),
+    Bug("no barrier after the wait", decode, "attend", "else:\n            barrier()\n        first", "else:\n            pass\n        first", RAGGED, "race"),
+    Bug("no barrier after the wait, values later", decode, "attend", "rescale = barrier_any(changed)\n        else:", "rescale = 1\n        else:", LATER, "race"),
     Bug("no barrier before the softmax", decode, "attend", "partial_scores(smem, keys, words)\n        barrier()", "partial_scores(smem, keys, words)", RAGGED, "race"),
-    Bug("no barrier before the values", decode, "attend", "barrier()\n        add_values", "add_values", RAGGED, "race"),
+    Bug("no barrier before the values", decode, "attend", "rescale = barrier_any(changed)\n            add_values", "rescale = 1\n            add_values", RAGGED, "race"),
+    Bug("no barrier before the last values", decode, "attend", "rescale = barrier_any(changed)\n        first", "rescale = 1\n        first", LATER, "race"),
+    Bug("weights are written where those of the tile before are read", decode, "attend", "other = int32(both - weights)", "other = weights", LATER, "race"),
+    Bug("a tile is filled whose values are still to be added", decode, "attend", "filled = int32(AHEAD)", "filled = int32(AHEAD + 1)", LATER, "nan"),
+    Bug("one tile too many is waited for at the end only", decode, "attend", "if first_tile + i < end_tile:", "if (first_tile + i < end_tile) & (i > 0):", LATER, "nan"),
+    Bug("a share without keys adds a tile", decode, "attend", "select(first_tile < end_tile, common, int32(-TILE))", "common", NOTHING_LATER, "nan"),
+    Bug("sums that must be rescaled are not", decode, "attend", "rescale = barrier_any(changed)\n            add_values", "rescale = barrier_any(0)\n            add_values", Case(lengths=(150,), heads=4, scores="peaked", out="float32"), "error"),
     Bug("no barrier between requests", decode, "decode", "barrier()  # the stages and the factors have been read", "pass", Case(lengths=(0, 0, 5), heads=4), "race", ONE_TEAM),
     Bug("no barrier before a factor is read", decode, "share_factor", "    barrier()", "    pass", RAGGED, "race"),
-    Bug("the stage in use is filled", decode, "attend", "STAGES - 1, stage - 1)", "0, stage)", RAGGED, "unfinished copy"),
-    Bug("copies are not committed", decode, "attend", "            entry = table_entry(table, page_size, ahead * TILE, until)\n        cp_async_commit()", "            entry = table_entry(table, page_size, ahead * TILE, until)", RAGGED, "unfinished copy"),
+    Bug("the stage in use is filled", decode, "attend", "filled = int32(AHEAD)", "filled = int32(0)", RAGGED, "unfinished copy"),
+    Bug("copies are not committed", decode, "attend", "entry, pool, until)\n        cp_async_commit()", "entry, pool, until)", RAGGED, "unfinished copy"),
     Bug("the halves of B are swapped", attend, "partial_scores", "first = (r0, r1)", "first = (r1, r0)", RAGGED, "error"),
     Bug("the columns of B are swapped", attend, "partial_scores", "second = (r2, r3)", "second = (r0, r1)", RAGGED, "error"),
     Bug("a1 and a2 are exchanged", attend, "partial_scores", "(words[w], words[w + 1], words[w + 2]", "(words[w], words[w + 2], words[w + 1]", RAGGED, "error"),
-    Bug("rows g and g + 8 are exchanged", attend, "partial_scores", "s = m * 8 + half * 2", "s = m * 8 + (1 - half) * 2", RAGGED, "error"),
+    Bug("rows g and g + 8 are exchanged", attend, "partial_scores", "* 8 + half * 2", "* 8 + (1 - half) * 2", RAGGED, "error"),
     Bug("ldmatrix at 8 bytes", attend, "partial_scores", "((lane >> 3) & 1) * 16", "((lane >> 3) & 1) * 8", RAGGED, "alignment"),
-    Bug("the padding of a row is forgotten", attend, "add_values", "keys + token * PITCH", "keys + token * (PITCH - 16)", RAGGED, "nan"),
+    Bug("a row's chunks are looked for in their first order", attend, "add_values", "^ flip_of_token(token)", "^ 0", RAGGED, "error"),
+    Bug("a row's chunks are copied in their first order", memory, "load_tile", "(part ^ flip)", "part", RAGGED, "error"),
+    Bug("the steps of a score take the chunks in their first order", attend, "partial_scores", "^ (flip_of_token(token) * 16)", "^ 0", RAGGED, "error"),
     Bug("a warp is dealt another warp's values", attend, "add_values", "(thread >> 5) * VALUE_BYTES", "(thread >> 6) * VALUE_BYTES", RAGGED, "error"),
     Bug("sums are not rescaled", attend, "add_values", "sums[s] = sums[s] * upper", "sums[s] = sums[s]", Case(lengths=(150,), heads=4, scores="peaked", out="float32"), "error"),
     Bug("the sum of weights is not rescaled", attend, "softmax", "total = total * decay", "total = total", Case(lengths=(150,), heads=4, scores="peaked", out="float32"), "error"),
     Bug("a row's maximum misses half of its lanes", attend, "softmax", "range(ROW_LANE_BITS)", "range(ROW_LANE_BITS - 1)", RAGGED, "error"),
-    Bug("one key too many", attend, "softmax", "token_of(place, i) < limit", "token_of(place, i) <= limit", TWO_TOKENS, "error"),
-    Bug("holes count", attend, "softmax", "z = select(more[i] == float32(0.0), scores[i] * scale, more[i])", "z = scores[i] * scale", SPARSE, "error"),
-    Bug("a key of later tokens is multiplied by 0", attend, "add_values", "select(first + token < common, keys + token * PITCH, smem + ZEROS_AT)", "keys + token * PITCH", MANY_TOKENS, "error"),
+    Bug("one key too many", attend, "softmax", "< seen, z", "<= seen, z", TWO_TOKENS, "error"),
+    Bug("holes count", attend, "softmax", "z = select(bias[i] == float32(0.0), z, bias[i])", "z = z", SPARSE, "error"),
+    Bug("the parts of a score are looked for elsewhere", attend, "whole_scores", "flip_of(row)", "flip_of(row + 1)", RAGGED, "error"),
+    Bug("a part of a score is forgotten", attend, "whole_scores", "range(1, DIM_GROUPS)", "range(2, DIM_GROUPS)", RAGGED, "error"),
+    Bug("a warp takes the other half of the queries", attend, "partial_scores", "smem + QUERIES_AT + (first_row + (lane & 15))", "smem + QUERIES_AT + (lane & 15)", HALVES, "error", ON_HOPPER),
+    Bug("a warp stores queries in the other half", memory, "load_queries", "smem + QUERIES_AT + (first_row + m * 16 + g)", "smem + QUERIES_AT + (m * 16 + g)", HALVES, "race", ON_HOPPER),
+    Bug("a key of later tokens is multiplied by 0", attend, "add_values", "select(int32(token) < in_common, values, smem + ZEROS_AT)", "values", MANY_TOKENS, "error"),
     Bug("keys of later tokens are left out", attend, "add_late_values", "smaller_int(until, first + TILE)", "larger_int(common, first)", MANY_TOKENS, "error"),
     Bug("even and odd dims are mixed", attend, "add_values", "permute(r0, r0, 0x3120)", "permute(r0, r0, 0x3210)", E4M3, "error"),
     Bug("dims of a chunk come in another order", memory, "load_queries", "low = query_word(place, ok)\n                    high = query_word(place + 4, ok)", "high = query_word(place, ok)\n                    low = query_word(place + 4, ok)", ON_E4M3, "error"),
@@ -77,8 +96,10 @@ BUGS = (
     Bug("an output goes into an input", decode, "decode", "(out + owner * out_request", "(query + owner * out_request", Case(lengths=(5,), heads=4), "read-only"),
     Bug("a sink for each part", decode, "leave_part", "store_f32(part_lse + mine * 4, top + log2(total)", "store_f32(part_lse + mine * 4, top + log2(total + float32(1.0))", SINKS, "error"),
     Bug("a part too many is merged", merge, "merge", "- head_team + 1", "- head_team + 2", RAGGED, "bounds"),
-    Bug("heads and later parts are confused", merge, "first_row_of", "select(i == 0, of_head, 0)", "select(i == 0, 0, of_head)", RAGGED, "nan"),
-    Bug("teams are rounded another way", schedule, "team_of", "* teams - 1", "* teams", Case(lengths=(128, 128), heads=4), "bounds"),
+    Bug("heads and later parts are confused", merge, "row_of", "select(i == 0, of_head, int64(0))", "select(i == 0, int64(0), of_head)", RAGGED, "nan"),
+    Bug("teams are rounded up", schedule, "team_of", "quotient(unit, share)", "quotient(unit + share - 1, share)", Case(lengths=(128, 128), heads=4), "bounds"),
+    Bug("a page is taken for the one before", memory, "page_of", "index << 1, factor", "(index << 1) - 1, factor", RAGGED, "bounds"),
+    Bug("a group's sum is forgotten", merge, "add_groups", "group = int32(1)", "group = int32(2)", Case(lengths=(640,), heads=4), "error"),
 )  # fmt: skip
 
 
@@ -101,7 +122,8 @@ def test_a_planted_bug_is_found(emulate, bug):
 
 
 LEAKS = (
-    Bug("a key of later tokens is multiplied by 0", attend, "add_values", "select(first + token < common,", "select(first + token < common + 3,", MANY_TOKENS, "nan"),
+    Bug("a key of later tokens is multiplied by 0", attend, "add_values", "int32(token) < in_common", "int32(token) < in_common + 3", MANY_TOKENS, "nan"),
+    Bug("the tile before the first is read", decode, "attend", "select(at == first_tile, int32(-TILE), common)", "common", TOKENS_LATER, "nan"),
     Bug("a key of later tokens is added with weight 0", attend, "add_late_values", "select(seen, sums[s] + weight * x, sums[s])", "sums[s] + weight * x", MANY_TOKENS, "nan"),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mla.backends.xqa.config import MERGE_THREADS, THREADS
+from mla.backends.xqa.config import THREADS
 from mla.backends.xqa.emulator.launch import Grid, run_grid
 from mla.backends.xqa.emulator.memory import GlobalMemory
 from mla.backends.xqa.plan import Machine, Plan, argument_names, arguments, plan_for
@@ -67,7 +67,7 @@ class Emulation:
             return Grid(function, plan.config, wanted, blocks, threads, shared_bytes, instead)
 
         self.decode = grid("decode", plan.decode_blocks, THREADS, plan.config.shared_bytes)
-        self.merge = grid("merge", plan.merge_blocks, MERGE_THREADS, plan.merge_shared_bytes)
+        self.merge = grid("merge", plan.merge_blocks, plan.merge_threads, plan.merge_shared_bytes)
 
 
 class EmulatedBackend:
@@ -101,7 +101,9 @@ class EmulatedBackend:
         return self.capabilities.refusals(problem)
 
     def plan(self, problem: Problem, out: torch.Tensor) -> Plan:
-        return replace(plan_for(problem, out, self.machine, teams=self.teams), at_least=self.at_least)
+        plan = plan_for(problem, out, self.machine, teams=self.teams)
+        one_each = plan.teams if self.at_least == 1 else plan.one_each
+        return replace(plan, at_least=self.at_least, one_each=one_each)
 
     def prepare(self, problem: Problem, out: torch.Tensor, lse: torch.Tensor | None = None) -> Emulation:
         """The problem ready to run, block by block if need be (`launch.run_block`)."""

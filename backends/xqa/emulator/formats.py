@@ -19,6 +19,8 @@ def _e4m3_values() -> Array:
     return np.where(code & 128, -size, size).astype(np.float32)
 
 
+NAN = np.array(0x7FFFFFFF, np.uint32).view(np.float32)[()]
+"""The NaN that conversions into fp32 and arithmetic in fp32 give."""
 E4M3 = _e4m3_values()
 E4M3_AS_FP16 = np.where(np.isnan(E4M3), np.uint16(0x7FFF), E4M3.astype(np.float16).view(np.uint16))
 
@@ -39,7 +41,9 @@ def bf16_to_fp32(bits: Array) -> Array:
 
 
 def fp16_to_fp32(bits: Array) -> Array:
-    return bits.astype(np.uint16, copy=False).view(np.float16).astype(np.float32)
+    """NaN becomes 0x7fffffff, whatever its bits were, as the instruction has it."""
+    x = bits.astype(np.uint16, copy=False).view(np.float16).astype(np.float32)
+    return np.where(np.isnan(x), NAN, x)
 
 
 def e4m3_to_fp32(bits: Array) -> Array:

@@ -168,6 +168,10 @@ class Lanes:
     def barrier(self) -> None:
         self.shared.barrier()
 
+    def barrier_any(self, flag: Any) -> int:
+        self.shared.barrier()
+        return int(self.flags(flag).any())
+
     def let_next_grid_start(self) -> None: ...
 
     def wait_for_last_grid(self) -> None: ...
@@ -206,8 +210,10 @@ class Lanes:
     def load_fresh_f32(self, address: Any, ok: Any, otherwise: Any) -> Any:
         return self._load(address, 4, np.float32, ok, otherwise)
 
-    def load_fresh_f32x4(self, address: Any) -> tuple[Any, ...]:
-        raw = self.memory.load(self.integers(address), 16, self.everyone).view(np.float32)
+    def load_fresh_f32x4(self, address: Any, ok: Any) -> tuple[Any, ...]:
+        active = self.flags(ok)
+        raw = self.memory.load(self.integers(address), 16, active).view(np.float32)
+        raw = np.where(active[:, None], raw, np.float32(0))
         return tuple(np.ascontiguousarray(raw[:, i]) for i in range(4))
 
     def _store(self, address: Any, data: Array, ok: Any) -> None:
@@ -270,6 +276,9 @@ class Lanes:
     def set_shared_f32x2(self, address: Any, value: Any) -> None:
         self._set_shared(address, np.stack([self.floats(x) for x in value], 1))
 
+    def set_shared_f32x4(self, address: Any, value: Any) -> None:
+        self._set_shared(address, np.stack([self.floats(x) for x in value], 1))
+
     def set_shared_u32(self, address: Any, value: Any) -> None:
         self._set_shared(address, self.bits(value))
 
@@ -315,10 +324,10 @@ class Lanes:
                 )
         return x // y
 
-    def quotient64(self, x: Any, y: Any) -> Any:
-        if np.min(x) < 0 or np.min(y) <= 0:
-            raise EmulatorError("division", "a division of numbers that are not negative has one, or divides by 0")
-        return x // y
+    def high_product(self, x: Any, y: Any) -> Any:
+        if isinstance(x, np.ndarray) or isinstance(y, np.ndarray):
+            return ((self.bits(x).astype(np.uint64) * self.bits(y)) >> np.uint64(32)).astype(np.int64)
+        return ((x & 0xFFFFFFFF) * (y & 0xFFFFFFFF)) >> 32
 
     def permute(self, x: Any, y: Any, selector: Any) -> Array:
         eight = np.stack([self.bits(x), self.bits(y)], 1).view(np.uint8)

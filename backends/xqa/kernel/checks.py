@@ -12,6 +12,7 @@ from mla.backends.xqa.isa import (
     float_of_bits,
     high_e4m3_to_fp16,
     high_fp16,
+    high_product,
     larger,
     ldmatrix_x2,
     ldmatrix_x4,
@@ -27,7 +28,6 @@ from mla.backends.xqa.isa import (
     pack_fp16,
     permute,
     quotient,
-    quotient64,
     shared_base,
     shuffle_up,
     shuffle_xor,
@@ -139,7 +139,7 @@ def check_lanes(source, result):
     put(result, 2, shuffle_up(n, 1))
     put(result, 3, shuffle_up(n, 8))
     put(result, 4, quotient(n, 7 + thread_index()))
-    put(result, 5, quotient64(int64(n) * n, 12345 + int64(n)))
+    put(result, 5, high_product(n << 1, word(source, 0)))
 
 
 def check_math(source, result):

@@ -11,7 +11,6 @@ from mla.backends.xqa import config
 _C = config.Config().constants
 
 THREADS = config.THREADS
-MERGE_THREADS = config.MERGE_THREADS
 STEPS = config.STEPS  # tensor-core steps of a warp's share of D
 LONGEST = config.LONGEST  # tokens of one request; no length counts further
 PART_BYTES = 4 * config.RANK  # of one row of partial results, in fp32
@@ -21,6 +20,7 @@ ROWS = _C["ROWS"]  # query vectors in a block
 TILE = _C["TILE"]  # tokens in a tile of keys
 TILE_BITS = _C["TILE_BITS"]  # log2 of it
 STAGES = _C["STAGES"]  # tiles of keys in shared memory
+AHEAD = _C["AHEAD"]  # of them, how many are copied while one is worked on
 DIM_GROUPS = _C["DIM_GROUPS"]  # warp w takes D's part w % DIM_GROUPS,
 DIM_GROUP_BITS = _C["DIM_GROUP_BITS"]
 ROW_GROUPS = _C["ROW_GROUPS"]  # the rows' part w // DIM_GROUPS % ROW_GROUPS
@@ -29,7 +29,7 @@ WARP_ROW_TILES = _C["WARP_ROW_TILES"]  # (so many 16-row tiles)
 TOKEN_BLOCKS = _C["TOKEN_BLOCKS"]  # and of the tokens the next part, so many times 16
 
 KEY_BYTES = _C["KEY_BYTES"]  # of one cache row
-PITCH = _C["PITCH"]  # from one key to the next in shared memory: 16 bytes more, so that ldmatrix has no bank conflicts
+FLIPS = _C["FLIPS"]  # 16-byte chunks of a key that change places with each other, see `memory.flip_of_token`
 STAGE_BYTES = _C["STAGE_BYTES"]
 GROUP_BYTES = _C["GROUP_BYTES"]  # of a cache row, a warp's share
 STEP_BYTES = _C["STEP_BYTES"]  # of it, one tensor-core step
@@ -54,14 +54,15 @@ ROW_LANE_BITS = _C["ROW_LANE_BITS"]
 TOKENS_EACH = _C["TOKENS_EACH"]  # tokens of a tile that each of them takes
 SPAN = _C["SPAN"]  # neighbours among them
 
-KEYS_AT = _C["KEYS_AT"]  # [STAGES, TILE, PITCH] bytes
+KEYS_AT = _C["KEYS_AT"]  # [STAGES, TILE, KEY_BYTES] bytes
 SCORES_AT = _C["SCORES_AT"]  # [DIM_GROUPS, ROWS, SCORE_PITCH] fp32 partial scores
-WEIGHTS_AT = _C["WEIGHTS_AT"]  # [ROWS, WEIGHT_PITCH] 16-bit softmax weights
+WEIGHTS_AT = _C["WEIGHTS_AT"]  # [ROWS, WEIGHT_PITCH] 16-bit softmax weights and [ROWS] decays, once or twice
+WEIGHTS_BYTES = _C["WEIGHTS_BYTES"]  # of it, once
 BIAS_AT = _C["BIAS_AT"]  # [STAGES, TILE] fp32: 0 a key, -inf none (a hole), NaN one that cannot be read
-DECAY_AT = _C["DECAY_AT"]  # [ROWS] fp32: what the sums so far are multiplied by
+DECAY_AT = _C["DECAY_AT"]  # (from there) [ROWS] fp32: what the sums so far are multiplied by
 FACTOR_AT = _C["FACTOR_AT"]  # [ROWS] fp32: what the finished sums are multiplied by
 TOKENS_AT = _C["TOKENS_AT"]  # [ROWS] int32: the query token of each row
-ZEROS_AT = _C["ZEROS_AT"]  # one cache row of zeros
+ZEROS_AT = _C["ZEROS_AT"]  # a warp's values of a token, all 0
 FOUND_AT = _C["FOUND_AT"]  # 18 int32 for sums over the block
 QUERIES_AT = _C["QUERIES_AT"]  # [ROWS, QUERY_PITCH] bytes, where queries are in shared memory
 SHARED_BYTES = _C["SHARED_BYTES"]

@@ -1,17 +1,22 @@
 # mypy: ignore-errors
 """The kernel that reads the cache: each block walks its team's units, request by request, tile by tile.
 
-One tile's life, with STAGES = 2 (b is a barrier, the numbers are tiles):
+One tile's life with two stages (b is a barrier, the numbers are tiles):
 
-    copies under way     0    1         2         3
-    this block           wait 0, b, start 2, scores 0, b, softmax 0, b, values 0, wait 1, b, start 3, scores 1, ...
+    wait 1, b, start 2, scores 1, b, softmax 1, b, values 1, wait 2, b, start 3, scores 2, ...
 
 The barrier after the wait does three jobs: every thread's copies have landed, every warp is done with the stage that is
 filled next, and every warp is done with the weights of the tile before.
+
+With three stages or more (VALUES_LATER) a tile's values wait until the next tile's softmax: two barriers a tile, and
+the softmax, which mostly waits, stands beside a product that does not need it.
+
+    wait 1, b, start 2, scores 1, b, values 0, softmax 1, wait 2, b, start 3, scores 2, b, values 1, softmax 2, ...
 """
 
 from mla.backends.xqa.isa import (
     barrier,
+    barrier_any,
     block_index,
     cp_async_commit,
     divide,
@@ -33,15 +38,24 @@ from mla.backends.xqa.isa import (
     thread_index,
     thread_index_anew,
 )
-from mla.backends.xqa.kernel.attend import add_late_values, add_values, partial_scores, place_in_sums, softmax
+from mla.backends.xqa.kernel.attend import (
+    add_late_values,
+    add_values,
+    partial_scores,
+    place_in_sums,
+    softmax,
+    whole_scores,
+)
 from mla.backends.xqa.kernel.constants import (
     ACCUMULATORS,
+    AHEAD,
     DEPENDENT,
+    ENTRY_WORDS,
     FACTOR_AT,
     KEYS_AT,
     OUT_BYTES,
     PART_BYTES,
-    PITCH,
+    QUERIES_IN_SHARED,
     QUERY_WORDS,
     ROW_LANE_BITS,
     ROW_LANES,
@@ -54,12 +68,19 @@ from mla.backends.xqa.kernel.constants import (
     TILE,
     TILE_BITS,
     TOKENS_AT,
+    TOKENS_EACH,
+    VALUES_LATER,
+    WEIGHT_PITCH,
+    WEIGHTS_AT,
+    WEIGHTS_BYTES,
     ZEROS_AT,
 )
 from mla.backends.xqa.kernel.memory import load_queries, load_tile, store_out, table_entry
 from mla.backends.xqa.kernel.numbers import (
     LOG2_E,
+    LOWEST,
     NEGATIVE_INFINITY,
+    NOT_A_NUMBER,
     cuda,
     float32,
     int32,
@@ -73,8 +94,9 @@ from mla.backends.xqa.kernel.schedule import (
     first_unit_of,
     next_share,
     request_at,
-    teams_in_use,
-    total_units,
+    share_of,
+    units_after,
+    units_from,
     visible_tokens,
 )
 
@@ -89,6 +111,8 @@ def decode(
     token_step,
     entries,
     page_size,
+    page_factor,
+    page_shift,
     table,
     table_request,
     table_token,
@@ -120,6 +144,7 @@ def decode(
     q_len,
     heads,
     teams,
+    one_each,
     tiles,
     overhead,
     at_least,
@@ -134,7 +159,7 @@ def decode(
     parts, part_lse: slots of [tiles, ROWS] rows (512 fp32, and their log-sum-exp in base 2), two for each team: the
     second for the head of a request that the next team goes on with, the first for a later part; or, when requests are
     cut into pieces of `piece` tiles, `pieces` for each request. begins: [requests + 1] int32, the first unit of each
-    request, then the number of all units; the merge kernel reads it.
+    request, then a team's share; the merge kernel reads it. page_factor, page_shift: see `memory.page_of`.
     """
     smem = shared_base()
     team, tile = team_and_tile(tiles)
@@ -142,15 +167,16 @@ def decode(
         let_next_grid_start()
     fill_shared(smem, tile, heads)
     measure = (lengths, length_step, length_wide, q_len, room)
-    units = total_units(smem, measure, requests, overhead)
-    teams = teams_in_use(units, teams, at_least)
-    unit = first_unit_of(team, units, teams)
-    end = int32(smaller_int(first_unit_of(team + 1, units, teams), units))
-    store_i32(begins + int64(requests) * 4, units, one_thread(tiles) & (team == 0))
+    units_of_first = units_from(smem, measure, requests, overhead, int32(0))
+    total = int32(units_of_first[2] + units_after(smem, measure, requests, overhead, int32(THREADS)))
+    share = share_of(total, teams, one_each, at_least)
+    unit = first_unit_of(team, total, share)
+    end = first_unit_of(team + 1, total, share)
+    store_i32(begins + int64(requests) * 4, share, one_thread(tiles) & (team == 0))
     words = cuda.local.array(QUERY_WORDS, uint32)
     sums = cuda.local.array(ACCUMULATORS, float32)  # [row tile, 8 columns of 8 dims, c0..c3]
     if unit < end:
-        request, begin = request_at(smem, measure, requests, overhead, unit)
+        request, begin = request_at(smem, measure, requests, overhead, units_of_first, unit)
         while unit < end:
             seen_by_first, keys = visible_tokens(measure, request, 1)
             count = int32((keys + (TILE - 1)) >> TILE_BITS)
@@ -162,7 +188,7 @@ def decode(
                 top, total = attend(
                     smem,
                     (query + owner * query_request + token * query_token, query_token, query_head),
-                    (pool, page_step, token_step, entries, page_size),
+                    (pool, page_step, token_step, entries, (page_size, page_factor, page_shift)),
                     (table + owner * table_request + token * table_token, table_column, table_wide, columns),
                     (tiles, heads, heads if SPARSE else q_len * heads),
                     (first_tile, end_tile),
@@ -209,19 +235,17 @@ def one_thread(tiles):
 
 
 def fill_shared(smem, tile, heads):
-    """What stays the same in shared memory: each row's query token, and a cache row of zeros."""
+    """What stays the same in shared memory: each row's query token, and zeros."""
     thread = thread_index_anew()
     for i in range((ROWS + THREADS - 1) // THREADS):
         row = thread + i * THREADS
         set_shared_i32(smem + TOKENS_AT + row * 4, quotient(tile * ROWS + row, heads), row < ROWS)
-    for i in range((PITCH // 4 + THREADS - 1) // THREADS):
-        word = thread + i * THREADS
-        set_shared_i32(smem + ZEROS_AT + word * 4, 0, word < PITCH // 4)
+    set_shared_i32(smem + ZEROS_AT + thread * 4, 0, thread < 32)
 
 
 def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
-    """This team's share of one request: returns (the highest score, the sum of the weights) of the row whose softmax
-    this thread computes; `sums` become the sums of weighted values.
+    """This team's share of one request: returns (the score whose weight is 1, the sum of weights) of the row whose
+    softmax this thread computes; `sums` become the sums of weighted values.
 
     query, pool, table: see `memory.py`. shape: (row tiles, heads, rows). share: (first tile of keys, end).
     seen: keys that (query token 0 sees, the last one sees).
@@ -230,46 +254,89 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     first_tile, end_tile = share
     seen_by_first, keys = seen
     _, tile = team_and_tile(tiles)
-    load_queries(words, query, tile, rows, heads)
-    for i in range(ACCUMULATORS):
-        sums[i] = float32(0.0)
     common = int32(seen_by_first + quotient(tile * ROWS, heads))  # seen by every row of this block
     last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
     until = int32(smaller_int(seen_by_first + last_token, keys))  # seen by any
     end_tile = int32(smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS))
-    page_size = pool[4]
+    pages = pool[4]
     limit = int32(seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4))
-    for i in range(STAGES - 1):
+    entries = cuda.local.array(ENTRY_WORDS, int32)
+    for i in range(AHEAD + 1):  # all at once, and one tile early: their latency hides
+        entries[2 * i], entries[2 * i + 1] = table_entry(table, pages, (first_tile + i) * TILE, until)
+    if not QUERIES_IN_SHARED:
+        load_queries(smem, words, query, tile, rows, heads)
+    for i in range(AHEAD):
         if first_tile + i < end_tile:
-            first = (first_tile + i) * TILE
-            load_tile(smem, i, first, table_entry(table, page_size, first, until), pool, until)
+            load_tile(smem, i, (first_tile + i) * TILE, (entries[2 * i], entries[2 * i + 1]), pool, until)
         cp_async_commit()
-    ahead = int32(first_tile + (STAGES - 1))
-    entry = table_entry(table, page_size, ahead * TILE, until)  # one tile early: its latency hides
+    ahead = int32(first_tile + AHEAD)
+    entry = (entries[ENTRY_WORDS - 2], entries[ENTRY_WORDS - 1])
+    if QUERIES_IN_SHARED:
+        load_queries(smem, words, query, tile, rows, heads)
+    for i in range(ACCUMULATORS):
+        sums[i] = float32(0.0)
     top = NEGATIVE_INFINITY
     total = float32(0.0)
     stage = int32(0)
+    keys_before = int32(smem + KEYS_AT)
+    changed = int32(0)
+    scores = cuda.local.array(TOKENS_EACH, float32)
+    bias = cuda.local.array(TOKENS_EACH, float32)
+    weights = int32(smem + WEIGHTS_AT)
+    both = int32(2 * weights + WEIGHTS_BYTES)
+    filled = int32(AHEAD)
+    if VALUES_LATER:
+        weigh_nothing(weights)
     for at in range(first_tile, end_tile):
         wait_for_tile()
-        barrier()
-        if ahead < end_tile:
-            filled = select(stage == 0, STAGES - 1, stage - 1)
-            load_tile(smem, filled, ahead * TILE, entry, pool, until)
-            ahead = int32(ahead + 1)
-            entry = table_entry(table, page_size, ahead * TILE, until)
-        cp_async_commit()
+        if VALUES_LATER:
+            rescale = barrier_any(changed)
+        else:
+            barrier()
         first = int32(at * TILE)
         keys = int32(smem + KEYS_AT + stage * STAGE_BYTES)
+        if ahead < end_tile:
+            load_tile(smem, filled, ahead * TILE, entry, pool, until)
+        cp_async_commit()
+        filled = int32(select(filled == STAGES - 1, 0, filled + 1))
         partial_scores(smem, keys, words)
         barrier()
-        top, total = softmax(smem, stage, first, scale, limit, top, total)
-        barrier()
-        add_values(smem, keys, first, common, sums)
-        add_late_values(smem, keys, first, common, until, seen_by_first, sums)
+        ahead = int32(ahead + 1)
+        entry = table_entry(table, pages, ahead * TILE, until)
+        if VALUES_LATER:  # before the first tile there is none, which is taken as one whose tokens nobody may read
+            whole_scores(smem, stage, scores, bias)
+            before = int32(first - TILE)
+            common_before = select(at == first_tile, int32(-TILE), common)
+            add_values(smem, weights, keys_before, before, common_before, rescale, sums)
+            other = int32(both - weights)
+            top, total, changed = softmax(other, scores, bias, first, scale, limit, top, total)
+            add_late_values(smem, weights, keys_before, before, common, until, seen_by_first, at > first_tile, sums)
+            keys_before = keys
+            weights = other
+        else:
+            whole_scores(smem, stage, scores, bias)
+            top, total, changed = softmax(weights, scores, bias, first, scale, limit, top, total)
+            rescale = barrier_any(changed)
+            add_values(smem, weights, keys, first, common, rescale, sums)
+            add_late_values(smem, weights, keys, first, common, until, seen_by_first, True, sums)
         stage = int32(select(stage == STAGES - 1, 0, stage + 1))
+    if VALUES_LATER:
+        rescale = barrier_any(changed)
+        first = int32((end_tile - 1) * TILE)
+        common_before = select(first_tile < end_tile, common, int32(-TILE))
+        add_values(smem, weights, keys_before, first, common_before, rescale, sums)
+        add_late_values(smem, weights, keys_before, first, common, until, seen_by_first, first_tile < end_tile, sums)
     for i in range(ROW_LANE_BITS):
         total = total + shuffle_xor(total, 1 << i)
     return top, total
+
+
+def weigh_nothing(weights):
+    """Weights of 0; their decay is not read."""
+    thread = thread_index_anew()
+    for i in range((ROWS * WEIGHT_PITCH // 4 + THREADS - 1) // THREADS):
+        word = thread + i * THREADS
+        set_shared_f32(weights + word * 4, float32(0.0), word < ROWS * WEIGHT_PITCH // 4)
 
 
 def finished(top, total, sink, out_scale):
@@ -279,7 +346,9 @@ def finished(top, total, sink, out_scale):
     kept = exp2(top - base)
     denominator = total * kept + exp2(sink - base)
     factor = select(total == float32(0.0), float32(0.0), divide(kept * out_scale, denominator))
-    return factor, highest + log2(denominator)
+    # Keys, but no weight for any of them, and no sink: 0 / 0.
+    factor = select(highest == LOWEST, NOT_A_NUMBER, factor)
+    return factor, select(highest == LOWEST, NEGATIVE_INFINITY, highest + log2(denominator))
 
 
 def finish_rows(smem, out, lse, shape, sinks, out_scale, top, total, sums):

@@ -4,12 +4,14 @@
 from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
 from mla.backends.xqa.isa import (
     high_e4m3_to_fp16,
+    high_product,
     load_i32,
     load_u8,
     load_u16,
     low_e4m3_to_fp16,
     quotient,
     set_shared_f32,
+    set_shared_u32,
     set_shared_u32x4,
     store_f32,
     store_f32x2,
@@ -22,23 +24,29 @@ from mla.backends.xqa.isa import pack_bf16 as pack_out
 from mla.backends.xqa.kernel.constants import (
     BIAS_AT,
     CHUNKS,
+    DIM_GROUP_BITS,
     DIM_GROUPS,
     EIGHT_BIT,
     EIGHT_BIT_QUERY,
+    FLIPS,
     GROUP_BYTES,
+    KEY_BYTES,
     KEYS_AT,
     LOADER_BITS,
     LOADERS,
     LOADS,
     OUT_BYTES,
-    PITCH,
-    ROW_TILES,
+    QUERIES_AT,
+    QUERIES_IN_SHARED,
+    QUERY_PITCH,
+    ROW_GROUPS,
     ROWS,
     SPARSE,
     STAGE_BYTES,
     STEP_BYTES,
     STEPS,
     TILE,
+    WARP_ROW_TILES,
     WIDENED,
 )
 from mla.backends.xqa.kernel.numbers import (
@@ -53,7 +61,14 @@ from mla.backends.xqa.kernel.numbers import (
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
-def table_entry(table, page_size, first, limit):
+def page_of(index, pages):
+    """(which page a token is on, its place there). pages: (tokens of a page, and 1 / that as a factor and a shift)."""
+    page_size, factor, shift = pages
+    page = int32(high_product(index << 1, factor) >> shift)
+    return page, int32(index - page * page_size)
+
+
+def table_entry(table, pages, first, limit):
     """What the table says of a tile's token that this thread helps to load: (low half, high half) of a page (dense) or
     of a slot (sparse); (-1, 0) where it says nothing.
 
@@ -62,7 +77,7 @@ def table_entry(table, page_size, first, limit):
     """
     address, step, wide, columns = table
     index = int32(first + loaded_token(thread_index_anew()))
-    column = index if SPARSE else quotient(index, page_size)
+    column = index if SPARSE else page_of(index, pages)[0]
     ok = (index < limit) & (column < columns)
     at = address + int64(column) * step
     return load_i32(at, ok, -1), load_i32(at + 4, ok & wide, 0)
@@ -71,34 +86,39 @@ def table_entry(table, page_size, first, limit):
 def place_of(pool, entry, index, limit):
     """(address of a token's cache row, bytes to read of each chunk: 16 or 0, its bias).
 
-    pool: (address, bytes from page to page, from token to token, what an entry must be below, page size). All of the
-    address arithmetic is in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
+    pool: (address, bytes from page to page, from token to token, what an entry must be below, see `page_of`). All of
+    the address arithmetic is in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
     """
-    address, page_step, token_step, entries, page_size = pool
+    address, page_step, token_step, entries, pages = pool
     low, high = entry
     inside = (low >= 0) & (low < entries) & (high == 0)
     known = select(inside, low, 0)
     if SPARSE:
-        page = quotient(known, page_size)
-        offset = int32(known - page * page_size)
+        page, offset = page_of(known, pages)
         bias = select(inside, float32(0.0), NEGATIVE_INFINITY)
     else:
         page = known
-        offset = int32(index - quotient(index, page_size) * page_size)
+        _, offset = page_of(index, pages)
         bias = select(index < limit, select(inside, float32(0.0), NOT_A_NUMBER), NEGATIVE_INFINITY)
     source = address + int64(page) * page_step + int64(offset) * token_step
     return source, select(inside, 16, 0), bias
 
 
 def loaded_token(thread):
-    """Which token of a tile a thread helps to load: LOADERS neighbours take the same.
+    """Which token of a tile a thread helps to load: LOADERS neighbours take the same."""
+    return thread >> LOADER_BITS
 
-    Where four threads take one, two tokens are written at once, and tokens 4 apart lie 16 banks apart.
+
+def flip_of_token(token):
+    """What is exclusive-or'ed into the number of each 16-byte chunk of a key in shared memory.
+
+    A key is 9 times FLIPS chunks. So chunk c of eight neighbouring keys lies in eight different groups of four banks,
+    which `ldmatrix` wants, and a copy of FLIPS chunks fills whole lines, which `cp.async` wants: padding between keys
+    would give it two and a half times the work. Two keys of 8-bit numbers share a line of 128 bytes in the middle.
     """
-    number = thread >> LOADER_BITS
-    if LOADERS == 4:
-        return (number & ~7) | ((number & 1) << 2) | ((number >> 1) & 3)
-    return number
+    if EIGHT_BIT:
+        return (token >> 1) & (FLIPS - 1)
+    return token & (FLIPS - 1)
 
 
 def load_tile(smem, stage, first, entry, pool, limit):
@@ -107,10 +127,15 @@ def load_tile(smem, stage, first, entry, pool, limit):
     token = loaded_token(thread)
     part = thread & (LOADERS - 1)
     source, size, bias = place_of(pool, entry, int32(first + token), limit)
-    to = int32(smem + KEYS_AT + stage * STAGE_BYTES + token * PITCH + part * 16)
+    to = int32(smem + KEYS_AT + stage * STAGE_BYTES + token * KEY_BYTES)
+    flip = flip_of_token(token)
     source = source + part * 16
     for i in range(LOADS):
-        copy16(to + i * (LOADERS * 16), source + i * (LOADERS * 16), size, part + i * LOADERS < CHUNKS)
+        if LOADERS >= FLIPS:
+            chunk = (part ^ flip) + i * LOADERS
+        else:
+            chunk = (part + i * LOADERS) ^ flip
+        copy16(to + chunk * 16, source + i * (LOADERS * 16), size, part + i * LOADERS < CHUNKS)
     set_shared_f32(smem + BIAS_AT + (stage * TILE + token) * 4, bias, part == 0)
 
 
@@ -141,10 +166,10 @@ def word_of_halves(address, ok):
 # ---- queries ---------------------------------------------------------------------------------------------------------
 
 
-def load_queries(words, query, tile, rows, heads):
-    """A block's query vectors into registers, as A fragments: words[(row tile, step, a0 a1 a2 a3)].
+def load_queries(smem, words, query, tile, rows, heads):
+    """A block's query vectors as A fragments, in registers, words[(row tile, step, a0 a1 a2 a3)], or in shared memory.
 
-    Warp w holds all rows, and of D the part that it multiplies. A row is token * H + head. query: (address of the
+    Warp w loads the rows, and of D the part, that it multiplies. A row is token * H + head. query: (address of the
     request, bytes from token to token, from head to head).
 
     A step of 16-bit keys that were widened from a 16-byte chunk takes dims 4t..4t+3 from lane t as k = 2t, 2t+1 and
@@ -154,10 +179,12 @@ def load_queries(words, query, tile, rows, heads):
     thread = thread_index_anew()
     g = (thread & 31) >> 2
     t = thread & 3
-    share = ((thread >> 5) & (DIM_GROUPS - 1)) * GROUP_BYTES
-    for m in range(ROW_TILES):
+    group = (thread >> 5) & (DIM_GROUPS - 1)
+    share = group * GROUP_BYTES
+    first_row = (thread >> 5 >> DIM_GROUP_BITS & (ROW_GROUPS - 1)) * (16 * WARP_ROW_TILES)
+    for m in range(WARP_ROW_TILES):
         for half in range(2):
-            row = tile * ROWS + m * 16 + half * 8 + g
+            row = tile * ROWS + first_row + m * 16 + half * 8 + g
             token = quotient(row, heads)
             head = row - token * heads
             ok = row < rows
@@ -177,6 +204,14 @@ def load_queries(words, query, tile, rows, heads):
                     high = query_word(place + 16, ok)
                 words[(m * STEPS + step) * 4 + half] = low
                 words[(m * STEPS + step) * 4 + half + 2] = high
+        if QUERIES_IN_SHARED:
+            at = smem + QUERIES_AT + (first_row + m * 16 + g) * QUERY_PITCH + group * (STEPS * 32) + t * 4
+            for step in range(STEPS):
+                w = (m * STEPS + step) * 4
+                set_shared_u32(at + step * 32, words[w])
+                set_shared_u32(at + step * 32 + 8 * QUERY_PITCH, words[w + 1])
+                set_shared_u32(at + step * 32 + 16, words[w + 2])
+                set_shared_u32(at + step * 32 + 16 + 8 * QUERY_PITCH, words[w + 3])
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from mla.backends.xqa.isa import (
 )
 
 NEGATIVE_INFINITY = np.float32(-np.inf)
+LOWEST = np.finfo(np.float32).min  # stands for a key's score of minus infinity: minus infinity itself is no key
+HEADROOM = np.float32(8.0)  # weights are at most 2 to this: far from the largest number of fp16 or bf16
 NOT_A_NUMBER = np.float32(np.nan)
 LOG2_E = np.float32(1.4426950408889634)
 
@@ -68,7 +70,7 @@ low_weight = low_bf16  # and out of it
 high_weight = high_bf16
 low_number = low_bf16  # two 16-bit numbers of the cache out of a register
 high_number = high_bf16
-wait_for_tile = isa.cp_async_wait_0  # until all but STAGES - 2 groups have landed
+wait_for_tile = isa.cp_async_wait_0  # until all but AHEAD - 1 groups have landed
 
 
 def widen_keys(x):

@@ -29,6 +29,8 @@ from mla.backends.xqa.isa import (
 from mla.backends.xqa.kernel.constants import FOUND_AT, LONGEST, SPARSE, THREADS, TILE, TILE_BITS
 from mla.backends.xqa.kernel.numbers import int32, int64, larger_int, select, smaller_int
 
+ALONE = 8
+
 
 def read_integer(address, wide, ok):
     """An int32 or int64 out of global memory, as int64; 0 where `ok` is 0."""
@@ -131,9 +133,14 @@ def request_at(smem, lengths, requests, overhead, units_of_first, unit):
     return found, begin
 
 
-def share_of(total, teams, at_least):
-    """Units of a team: fewer teams than there are take part, when each would have less than `at_least`."""
-    return int32(larger_int(quotient(total + teams - 1, teams), at_least))
+def share_of(total, teams, one_each, at_least):
+    """Units of a team. Fewer teams than there are take part when each would have less than `at_least` units, or less
+    than ALONE while teams share multiprocessors: parts must be joined, and that would cost more.
+
+    one_each: teams, if each multiprocessor had one block only.
+    """
+    alone = smaller_int(quotient(total + one_each - 1, one_each), ALONE)
+    return int32(larger_int(larger_int(quotient(total + teams - 1, teams), alone), at_least))
 
 
 def first_unit_of(team, total, share):
