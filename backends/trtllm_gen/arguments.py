@@ -12,6 +12,7 @@ from mla.backends.trtllm_gen.configurations import (
     OVERHEAD,
     PIECE_KEYS,
     SCANS,
+    Hopper,
     Merge,
     Shipped,
     Tile,
@@ -92,7 +93,10 @@ def shape_of(
     p = problem
     rows = p.num_heads if p.is_sparse else p.q_len * p.num_heads
     same = p.query.dtype == p.kv_cache.dtype
-    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same)
+    few_slots = p.num_pages * p.page_size <= _LARGEST  # Hopper's kernel keeps slots in 32 bits
+    tile = tile_for(
+        p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same and few_slots, sparse=p.is_sparse
+    )
     items = p.batch * p.q_len if p.is_sparse else p.batch
     tiles = -(-rows // tile.rows)
     teams = max(sms // tiles, 1)
@@ -111,7 +115,7 @@ def shape_of(
         TENSOR_1=isinstance(p.bmm1_scale, torch.Tensor),
     )  # fmt: skip
     if tile.hopper:
-        decode |= dict(REGISTERS=tile.registers)
+        decode |= _hopper(tile.hopper)
     else:
         decode |= dict(
             BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),
@@ -145,6 +149,16 @@ def _products(query: tl.dtype, cache: tl.dtype) -> dict[str, Any]:
     """The dtypes in which the portable kernel multiplies, and how many keys its late products take at a time."""
     narrow = cache.primitive_bitwidth == 8
     return dict(SCORE=query, WEIGHT=tl.float16 if narrow else cache, LATE=32 if narrow else 16)
+
+
+def _hopper(hopper: Hopper) -> dict[str, int]:
+    return dict(Q_PLACES=hopper.query_places, REGISTERS=hopper.load_registers)
+
+
+def options_of(how: Tile | Merge, *, pdl: bool) -> dict[str, Any]:
+    """What Triton is told besides warps: registers, and whether a launch may begin before the last has ended."""
+    registers = how.hopper.launch_registers if isinstance(how, Tile) and how.hopper else 0
+    return {"launch_pdl": pdl} | ({"maxnreg": registers} if registers else {})
 
 
 def _align(tensor: torch.Tensor, aligned: bool) -> int:
@@ -184,11 +198,12 @@ def ahead_of_time(
         )  # fmt: skip
         if how.hopper:
             ref = f"{folder}.hopper_kernel:hopper_kernel"
-            constants |= dict(REGISTERS=how.registers)
+            constants |= _hopper(how.hopper)
         else:
             ref = f"{folder}.decode_kernel:decode_kernel"
             number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
             align = 128 // number.primitive_bitwidth
             constants |= dict(BN=how.keys, ALIGN=align, Q_ALIGN=align, OUT_ALIGN=8, **_products(number, number))
     signature = {**pointers, "bmm1": "fp32", "bmm2": "fp32"}
-    return Shipped(name, ref, signature, constants, tuple(pointers), how.warps, options={"launch_pdl": chip >= (9, 0)})
+    options = options_of(how, pdl=chip >= (9, 0))
+    return Shipped(name, ref, signature, constants, tuple(pointers), how.warps, options=options)

@@ -14,22 +14,37 @@ SCANS = (32, 256, 1024)  # items that the plan looks at together; more are looke
 
 
 @dataclass(frozen=True)
+class Hopper:
+    """How threads of the Gluon kernel share registers, and what shared memory holds.
+
+    Attributes:
+        load_registers: of each thread that loads or widens; those that compute get what is left.
+        launch_registers: of each thread at first, 0 for as many as there are. With fewer, programs of the merge kernel
+            fit beside and are ready when the decode kernel ends.
+        query_places: row tiles of queries in shared memory; with two, an item's are loaded before its turn comes.
+    """
+
+    load_registers: int
+    launch_registers: int = 0
+    query_places: int = 1
+
+
+@dataclass(frozen=True)
 class Tile:
     """How one decode program works.
 
     Attributes:
         rows: BM, query vectors of a tile.
         keys: BN, keys of a block.
-        warps, stages: of the launch and of the load pipeline.
-        hopper: the Gluon kernel; its loading warps get `registers` registers per thread.
+        warps, stages: of the launch (those that compute, if others only load) and of the load pipeline.
+        hopper: what the Gluon kernel needs to know besides; None for the portable kernel.
     """
 
     rows: int
     keys: int
     warps: int
     stages: int
-    hopper: bool = False
-    registers: int = 0
+    hopper: Hopper | None = None
 
 
 # Shared memory of one block and registers decide the portable tiles. Tiles of 64 rows would use tcgen05 on sm_100, but
@@ -41,8 +56,16 @@ _SMALL_16 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 32, 8, 4), 64: Tile(64, 16, 8,
 _LARGE_8 = {16: Tile(16, 32, 8, 5), 32: Tile(32, 32, 8, 4), 64: Tile(64, 64, 8, 2)}
 _BLACKWELL_8 = {16: Tile(16, 32, 8, 5), 32: Tile(32, 32, 8, 4)}
 _SMALL_8 = {16: Tile(16, 32, 8, 4), 32: Tile(32, 32, 8, 4), 64: Tile(64, 32, 8, 3)}
-_HOPPER_16 = {16: Tile(16, 64, 4, 2, True, 128), 32: Tile(32, 64, 4, 2, True, 128), 64: Tile(64, 64, 8, 2, True, 72)}
-_HOPPER_8 = {16: Tile(16, 64, 4, 2, True, 104), 32: Tile(32, 64, 4, 2, True, 104)}
+_HOPPER_16 = {
+    16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=184, query_places=2)),
+    32: Tile(32, 64, 8, 2, Hopper(104, launch_registers=144)),
+    64: Tile(64, 64, 8, 2, Hopper(72)),
+}
+_HOPPER_16_SPARSE = _HOPPER_16 | {64: Tile(64, 64, 8, 2, Hopper(80))}
+_HOPPER_8 = {
+    16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=152, query_places=2)),
+    32: Tile(32, 64, 4, 2, Hopper(104)),
+}
 
 _BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
     (8, 0): (_MEDIUM_16, _SMALL_8),
@@ -58,7 +81,7 @@ _BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
 INTERPRETED = {16: Tile(16, 32, 4, 1), 32: Tile(32, 32, 4, 1), 64: Tile(64, 32, 4, 1)}
 
 
-def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool) -> Tile:
+def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool, sparse: bool = False) -> Tile:
     """The tile for items of `rows` query vectors over a cache of `cache_bytes` per number.
 
     `chip` None is Triton's interpreter. `hopper`: the tensors are such that Hopper's own kernel may run.
@@ -66,7 +89,7 @@ def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool) ->
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if chip is None:
         return INTERPRETED[height]
-    hoppers = _HOPPER_16 if cache_bytes == 2 else _HOPPER_8
+    hoppers = _HOPPER_8 if cache_bytes == 1 else _HOPPER_16_SPARSE if sparse else _HOPPER_16
     if chip == (9, 0) and hopper and height in hoppers:
         return hoppers[height]
     two_bytes, one_byte = _BY_CHIP[chip]
@@ -122,7 +145,8 @@ def _shipped(chip: Chip) -> Iterator[Shipped]:
             continue
         for heads, q_len in ((16, 1), (16, 2), (128, 1)):
             yield ahead_of_time(chip, tile_for(chip, heads * q_len, size, hopper=True), dtype, heads=heads, q_len=q_len)
-        yield ahead_of_time(chip, tile_for(chip, 128, size, hopper=True), dtype, heads=128, q_len=1, sparse=True)
+        tile = tile_for(chip, 128, size, hopper=True, sparse=True)
+        yield ahead_of_time(chip, tile, dtype, heads=128, q_len=1, sparse=True)
     if chip == (9, 0):
         yield ahead_of_time(chip, tile_for(chip, 16, 2, hopper=False), "bf16", heads=16, q_len=1)
         yield ahead_of_time(chip, tile_for(chip, 128, 2, hopper=False), "bf16", heads=128, q_len=1)

@@ -60,37 +60,45 @@ def locate(
 @gluon.jit
 def keys_at(
     start, offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr,
-    SPARSE: gl.constexpr, FLAT: gl.constexpr, ONE_PAGE: gl.constexpr,
+    ONE_PAGE: gl.constexpr,
 ):  # fmt: skip
-    """(element offsets, readable, what joins the scores) of keys start + offsets, as `decode_kernel.keys_at`."""
+    """(element offsets, readable, what joins the scores) of keys start + offsets, as `decode_kernel.keys_at`: dense."""
     position = start + offsets
     readable = position < end
-    if SPARSE:
-        slot = gl.load(table + position.to(gl.int64) * stride_table, mask=readable, other=-1).to(gl.int64)
-        readable = readable & (slot >= 0) & (slot < num_pages.to(gl.int64) * PAGE)
-        slot = gl.where(readable, slot, 0)
-        if FLAT:
-            where = slot * TOKEN
-        else:
-            where = (slot // PAGE) * stride_page + (slot % PAGE) * TOKEN
-        joins = gl.where(readable, 0.0, float("-inf"))
+    joins = gl.where(readable, 0.0, float("-inf"))
+    if ONE_PAGE:
+        column = start // PAGE
+        page = gl.load(table + column.to(gl.int64) * stride_table, mask=(column < width) & (start < end), other=-1)
+        known = (page >= 0) & (page < num_pages)
+        page = gl.where(known, page, 0).to(gl.int64)
+        where = page * stride_page + (start % PAGE) * TOKEN + (offsets * TOKEN).to(gl.int64)
     else:
-        joins = gl.where(readable, 0.0, float("-inf"))
-        if ONE_PAGE:
-            column = start // PAGE
-            page = gl.load(table + column.to(gl.int64) * stride_table, mask=(column < width) & (start < end), other=-1)
-            known = (page >= 0) & (page < num_pages)
-            page = gl.where(known, page, 0).to(gl.int64)
-            where = page * stride_page + (start % PAGE) * TOKEN + (offsets * TOKEN).to(gl.int64)
-        else:
-            column = position // PAGE
-            page = gl.load(table + column.to(gl.int64) * stride_table, mask=readable & (column < width), other=-1)
-            known = (page >= 0) & (page < num_pages)
-            page = gl.where(known, page, 0).to(gl.int64)
-            where = page * stride_page + (position - column * PAGE) * TOKEN
-        joins = gl.where(readable & (known == 0), float("nan"), joins)
-        readable = readable & known
-    return where, readable, joins
+        column = position // PAGE
+        page = gl.load(table + column.to(gl.int64) * stride_table, mask=readable & (column < width), other=-1)
+        known = (page >= 0) & (page < num_pages)
+        page = gl.where(known, page, 0).to(gl.int64)
+        where = page * stride_page + (position - column * PAGE) * TOKEN
+    joins = gl.where(readable & (known == 0), float("nan"), joins)
+    return where, readable & known, joins
+
+
+@gluon.jit
+def slots_at(start, offsets, end, table, stride_table, num_pages, PAGE: gl.constexpr):
+    """(slots, which of them there are) of entries start + offsets of a list. Slots fit 32 bits, to take few registers."""
+    position = start + offsets
+    slot = gl.load(table + position.to(gl.int64) * stride_table, mask=position < end, other=-1).to(gl.int64)
+    readable = (slot >= 0) & (slot < num_pages.to(gl.int64) * PAGE)
+    return gl.where(readable, slot, 0).to(gl.int32), readable
+
+
+@gluon.jit
+def slot_offsets(slot, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr, FLAT: gl.constexpr):
+    """Element offsets of slots; in a FLAT pool pages stand one after the other."""
+    if FLAT:
+        where = slot.to(gl.int64) * TOKEN
+    else:
+        where = (slot // PAGE).to(gl.int64) * stride_page + (slot % PAGE) * TOKEN
+    return where
 
 
 @gluon.jit
@@ -108,76 +116,50 @@ def span_of(
 
 @gluon.jit
 def load_block(
-    start, end, late, place, parity, keys, ropes, bias, full, empty, kv_ptr, table, stride_table, width, num_pages,
-    stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr,
-    CAUSAL: gl.constexpr, VEC: gl.constexpr,
+    start, end, place, parity, keys, ropes, bias, full, empty, kv_ptr, table, stride_table, width, num_pages, stride_page,
+    TOKEN: gl.constexpr, PAGE: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr, VEC: gl.constexpr,
 ):  # fmt: skip
     """The keys from `start` on, up to `end`, into one place of the ring once it is free; zeros past the end.
 
-    What joins their scores goes with them. Keys from `late` on are not seen by every row: if such a key holds numbers that
-    are not finite, they become 0 and NaN joins its scores, so that 0 * NaN reaches no row that does not see it.
+    What joins their scores goes with them.
     """
-    PART: gl.constexpr = 16  # keys at a time: addresses take registers
-    ONE_PAGE: gl.constexpr = PAGE % BN == 0
     WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [4, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [4, 1], [1, 0])
-    offsets = gl.arange(0, PART, gl.SliceLayout(1, WIDE))
     cols = gl.arange(0, R, gl.SliceLayout(0, WIDE))
     rope_offsets = gl.arange(0, BN, gl.SliceLayout(1, NARROW))
     rope_cols = R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW))
-    rope_where, rope_readable, joins = keys_at(
-        start,
-        rope_offsets,
-        end,
-        table,
-        stride_table,
-        width,
-        num_pages,
-        stride_page,
-        TOKEN,
-        PAGE,
-        SPARSE,
-        FLAT,
-        ONE_PAGE,
-    )
-    mbarrier.wait(empty.index(place), parity)
-    # A worker does not know its arguments' alignment: 16 bytes.
-    at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16]) + rope_cols[None, :]
-    if CAUSAL:
-        is_late = start + rope_offsets >= late
-        if start + BN > late:
-            rope = gl.load(at, mask=rope_readable[:, None], other=0.0)
-            finite = gl.abs(rope.to(gl.float32)) < float("inf")
-            odd = is_late & (gl.min(finite.to(gl.int32), 1) == 0)
-            joins = gl.where(odd, float("nan"), joins)
-            ropes.index(place).store(gl.where(finite | (is_late == 0)[:, None], rope, gl.zeros_like(rope)))
-        else:
-            async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
-    else:
+    # Addresses are multiples of 16 bytes, which a worker does not know of its arguments.
+    if SPARSE:  # all slots are looked up before the place is free
+        offsets = gl.arange(0, BN, gl.SliceLayout(1, WIDE))
+        slot, readable = slots_at(start, offsets, end, table, stride_table, num_pages, PAGE)
+        rope_slot, rope_readable = slots_at(start, rope_offsets, end, table, stride_table, num_pages, PAGE)
+        mbarrier.wait(empty.index(place), parity)
+        bias.index(place).store(gl.where(rope_readable, 0.0, float("-inf")))
+        where = slot_offsets(rope_slot, stride_page, TOKEN, PAGE, FLAT)
+        at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + rope_cols[None, :]
         async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
-    bias.index(place).store(joins)
-    for part in gl.static_range(BN // PART):
-        where, readable, _ = keys_at(
-            start, part * PART + offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT,
-            ONE_PAGE,
-        )  # fmt: skip
+        where = slot_offsets(slot, stride_page, TOKEN, PAGE, FLAT)
         at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
-        some = keys.index(place).slice(part * PART, PART, 0)
-        if CAUSAL:
-            is_late = start + part * PART + offsets >= late
-            if start + part * PART + PART > late:
-                value = gl.load(at, mask=readable[:, None], other=0.0)
-                finite = gl.abs(value.to(gl.float32)) < float("inf")
-                odd = is_late & (gl.min(finite.to(gl.int32), 1) == 0)
-                some.store(gl.where(finite | (is_late == 0)[:, None], value, gl.zeros_like(value)))
-                some_bias = bias.index(place).slice(part * PART, PART, 0)
-                gl.thread_barrier()
-                so_far = some_bias.load(gl.SliceLayout(1, WIDE))
-                gl.thread_barrier()
-                some_bias.store(gl.where(odd, float("nan"), so_far))
-            else:
-                async_copy.async_copy_global_to_shared(some, at, mask=readable[:, None])
-        else:
+        async_copy.async_copy_global_to_shared(keys.index(place), at, mask=readable[:, None])
+    else:
+        # Pages are looked up as copies go along. The barriers between parts keep the four warps in the same page, which was
+        # measured to be faster than all copies at once.
+        PART: gl.constexpr = 16
+        ONE_PAGE: gl.constexpr = PAGE % BN == 0
+        offsets = gl.arange(0, PART, gl.SliceLayout(1, WIDE))
+        rope_where, rope_readable, joins = keys_at(
+            start, rope_offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, ONE_PAGE
+        )
+        mbarrier.wait(empty.index(place), parity)
+        at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16]) + rope_cols[None, :]
+        async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
+        bias.index(place).store(joins)
+        for part in gl.static_range(BN // PART):
+            where, readable, _ = keys_at(
+                start, part * PART + offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, ONE_PAGE
+            )  # fmt: skip
+            at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
+            some = keys.index(place).slice(part * PART, PART, 0)
             async_copy.async_copy_global_to_shared(some, at, mask=readable[:, None])
     async_copy.mbarrier_arrive(full.index(place), increment_count=False)
     fence_async_shared()
@@ -194,7 +176,7 @@ def load_warps(
     """The loading group: every block of the team's spans into the ring, in order, as places come free."""
     count = gl.to_tensor(0)
     while before < hi:
-        here, length, blocks, pieces, first, last = span_of(
+        here, _, blocks, pieces, first, last = span_of(
             item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
         )
         if SPARSE:
@@ -207,13 +189,23 @@ def load_warps(
             begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
         for block in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
             load_block(
-                block * BN, here, length - Q_LEN + 1, count % STAGES, ((count // STAGES) & 1) ^ 1, keys, ropes, bias, full,
-                empty, kv_ptr, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT,
-                (not SPARSE) and Q_LEN > 1, VEC,
+                block * BN, here, count % STAGES, ((count // STAGES) & 1) ^ 1, keys, ropes, bias, full, empty, kv_ptr, table,
+                stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, VEC,
             )  # fmt: skip
             count += 1
         before += pieces + OVERHEAD
         item += 1
+
+
+@gluon.jit
+def without_odd(value, start, late, WIDE: gl.constexpr, PART: gl.constexpr):
+    """(value [PART, R], whether any number of it was odd [PART]) of keys `start` + 0, 1, ...: odd numbers become 0.
+
+    Odd are numbers that are not finite, of keys from `late` on. Those are not seen by every row, and 0 * NaN is NaN.
+    """
+    is_late = start + gl.arange(0, PART, gl.SliceLayout(1, WIDE)) >= late
+    odd = is_late[:, None] & ((gl.abs(value.to(gl.float32)) < float("inf")) == 0)
+    return gl.where(odd, gl.zeros_like(value), value), gl.max(odd.to(gl.int32), 1) > 0
 
 
 @gluon.jit
@@ -222,23 +214,27 @@ def widen_warps(
     Q_LEN: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, OVERHEAD: gl.constexpr,
 ):  # fmt: skip
     """The widening group of e4m3 caches: values become fp16, exactly, since 8-bit ones could not be read across keys."""
-    PART: gl.constexpr = 16
+    PART: gl.constexpr = 32
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])  # 16 bytes of fp16: no bank conflict
     count = gl.to_tensor(0)
     while before < hi:
-        here, _, blocks, pieces, first, last = span_of(
+        here, length, blocks, pieces, first, last = span_of(
             item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
         )
         begin, end = first, last
         if PIECE:
             begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
-        for _ in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
+        for block in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
             place = count % STAGES
             mbarrier.wait(full.index(place), (count // STAGES) & 1)
             mbarrier.wait(values_empty.index(count % 2), ((count // 2) & 1) ^ 1)
             for part in gl.static_range(BN // PART):
-                some = keys.index(place).slice(part * PART, PART, 0).load(WIDE)
-                values.index(count % 2).slice(part * PART, PART, 0).store(some.to(gl.float16))
+                some = keys.index(place).slice(part * PART, PART, 0).load(WIDE).to(gl.float16)
+                if (not SPARSE) and Q_LEN > 1:
+                    start = block * BN + part * PART
+                    if start + PART > length - Q_LEN + 1:
+                        some, _ = without_odd(some, start, length - Q_LEN + 1, WIDE, PART)
+                values.index(count % 2).slice(part * PART, PART, 0).store(some)
             fence_async_shared()
             mbarrier.arrive(empty.index(place), count=1)
             mbarrier.arrive(values_full.index(count % 2), count=1)

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from mla.backends.trtllm_gen import interpreter
-from mla.backends.trtllm_gen.arguments import R, is_aligned, most_keys, shape_of, table_keys
+from mla.backends.trtllm_gen.arguments import R, is_aligned, most_keys, options_of, shape_of, table_keys
+from mla.backends.trtllm_gen.configurations import Merge, Tile
 from mla.backends.trtllm_gen.decode_kernel import decode_kernel
 from mla.backends.trtllm_gen.merge_kernel import merge_kernel
 from mla.problem import Problem
@@ -77,8 +78,8 @@ class Launch:
         decode += (like, like, *self.decode_numbers, self.most)
         merged = (like, like, p.seq_lens, out, at_lse, sinks, p.bmm2_scale, *self.merge_numbers, self.most)
         make = self._interpret if self.interpreted else self._compile
-        self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile.warps)
-        self.merge = make(merge_kernel, merged, self.shape.merge_grid, self.shape.merge_constants, merge.warps)
+        self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile)
+        self.merge = make(merge_kernel, merged, self.shape.merge_grid, self.shape.merge_constants, merge)
 
     def __call__(
         self, query: Any, cache: Any, tables: Any, lens: Any, out: Any, lse: Any, sinks: Any, scale1: Any, scale2: Any,
@@ -115,7 +116,7 @@ class Launch:
         self.merge(part, part_lse, lens, out, lse, sinks, scale2, *self.merge_numbers, most)
 
     def _interpret(
-        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], warps: int
+        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], how: Tile | Merge
     ) -> Callable[..., None]:
         def start(*given: Any) -> None:
             kernel[(grid,)](*given, **constants)
@@ -123,10 +124,10 @@ class Launch:
         return start
 
     def _compile(
-        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], warps: int
+        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], how: Tile | Merge
     ) -> Callable[..., None]:
         """The kernel loaded on its device, as a function of its arguments."""
-        options = {"num_warps": warps} | ({"launch_pdl": True} if self.pdl else {})
+        options = {"num_warps": how.warps} | options_of(how, pdl=self.pdl)
         assert self.index is not None
         with torch.cuda.device(self.index):
             compiled = kernel.run(*arguments, grid=(grid,), warmup=True, **constants, **options)

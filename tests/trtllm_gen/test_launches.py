@@ -39,7 +39,7 @@ def test_every_chip_has_a_tile_for_any_number_of_rows(chip: tuple[int, int], siz
             assert tile.rows in (16, 32, 64)
             assert tile.rows >= min(rows, 32)
             assert tile.rows == 16 or tile.rows < 2 * rows  # no more than needed
-            assert tile.hopper <= (hopper and chip == (9, 0))
+            assert bool(tile.hopper) <= (hopper and chip == (9, 0))
 
 
 def test_no_tile_of_64_rows_goes_to_data_center_blackwell() -> None:
@@ -48,15 +48,18 @@ def test_no_tile_of_64_rows_goes_to_data_center_blackwell() -> None:
         assert {tile_for(chip, rows, size, hopper=True).rows for rows in (64, 128, 999) for size in (1, 2)} == {32}
 
 
-def test_hopper_s_own_kernel_gets_all_aligned_bf16_and_small_e4m3_tiles() -> None:
+@pytest.mark.parametrize("sparse", [False, True])
+def test_hopper_s_own_kernel_gets_all_aligned_bf16_and_small_e4m3_tiles(sparse: bool) -> None:
     chosen = {
-        (rows, size): tile_for((9, 0), rows, size, hopper=True).hopper for rows in (16, 32, 64) for size in (1, 2)
+        (rows, size): bool(tile_for((9, 0), rows, size, hopper=True, sparse=sparse).hopper)
+        for rows in (16, 32, 64)
+        for size in (1, 2)
     }
     assert chosen == {(16, 2): True, (32, 2): True, (64, 2): True, (16, 1): True, (32, 1): True, (64, 1): False}
 
 
 def test_pieces_of_deterministic_mode_are_whole_blocks_and_every_tile_is_a_power_of_two() -> None:
-    tables = [*c._BY_CHIP.values(), (c._HOPPER_16, c._HOPPER_8), (c.INTERPRETED,)]
+    tables = [*c._BY_CHIP.values(), (c._HOPPER_16, c._HOPPER_16_SPARSE, c._HOPPER_8), (c.INTERPRETED,)]
     for height, tile in (pair for tiles in tables for table in tiles for pair in table.items()):
         assert height == tile.rows
         assert c.PIECE_KEYS % tile.keys == 0
@@ -73,6 +76,8 @@ def test_chips_that_are_not_compiled_for_ahead_of_time_share_the_tiles_of_one_th
 @needs_triton
 @pytest.mark.parametrize("chip", CHIPS, ids=str)
 def test_what_is_listed_for_a_chip_is_what_its_calls_get(chip: tuple[int, int]) -> None:
+    from mla.backends.trtllm_gen.arguments import options_of
+
     listed = c.shipped(chip)
     assert len({one.name for one in listed}) == len(listed)
     assert any("e4m3" in one.name for one in listed) == (chip >= (8, 9))
@@ -81,6 +86,11 @@ def test_what_is_listed_for_a_chip_is_what_its_calls_get(chip: tuple[int, int]) 
         module, _, name = one.kernel_ref.partition(":")
         assert module == f"mla.backends.trtllm_gen.{name}"
         assert (one.constants["PDL"], one.options["launch_pdl"]) == (chip >= (9, 0), chip >= (9, 0))
+        if name == "hopper_kernel":
+            call = shape(chip, heads=one.constants["HEADS"], q_len=one.constants["Q_LEN"], top_k=8 * one.constants["SPARSE"], **(E4M3 if "e4m3" in one.name else {}))  # fmt: skip
+            same = ("BM", "STAGES", "PIECE", "OVERHEAD", "TOKEN", "Q_PLACES", "REGISTERS")
+            assert {key: one.constants[key] for key in same} == {key: call.decode_constants[key] for key in same}
+            assert (one.num_warps, one.options) == (call.tile.warps, options_of(call.tile, pdl=True))
         if name == "decode_kernel":
             call = shape(chip, heads=one.constants["HEADS"], q_len=one.constants["Q_LEN"], aligned=chip != (9, 0), top_k=8 * one.constants["SPARSE"], **(E4M3 if "e4m3" in one.name else {}))  # fmt: skip
             same = ("BM", "BN", "STAGES", "LATE", "PIECE", "OVERHEAD", "TOKEN", "ALIGN" if chip != (9, 0) else "BM")
@@ -109,7 +119,7 @@ def test_merging_in_deterministic_mode_is_the_same_for_any_number_of_rows() -> N
 def shape(chip: tuple[int, int] | None = (9, 0), *, sms: int = 132, aligned: bool = True, **changes: Any) -> Any:
     from mla.backends.trtllm_gen.arguments import shape_of
 
-    flags = {name: changes.pop(name) for name in ("deterministic", "max_seq_len") if name in changes}
+    flags = {name: changes.pop(name) for name in ("deterministic", "max_seq_len", "num_pages") if name in changes}
     problem = dataclasses.replace(on(chip, **{"lse": "none"} | changes), **flags)
     out = torch.empty(problem.batch, problem.q_len, problem.num_heads, 512, dtype=problem.out_dtype)
     lse = torch.empty(out.shape[:-1]) if problem.wants_lse else None
@@ -216,11 +226,18 @@ def test_alignment_is_that_of_addresses_and_of_strides(layout: str) -> None:
 @needs_triton
 def test_unaligned_tensors_on_hopper_get_the_portable_kernel_without_assumptions() -> None:
     for made, hopper in ((shape(), True), (shape(aligned=False), False), (shape(query="bfloat16", cache="float8_e4m3fn"), False)):  # fmt: skip
-        assert made.tile.hopper == hopper
+        assert bool(made.tile.hopper) == hopper
     constants = shape(aligned=False).decode_constants
     assert [constants[name] for name in ("ALIGN", "Q_ALIGN", "OUT_ALIGN")] == [1, 1, 1]
     constants = shape((8, 0)).decode_constants
     assert [constants[name] for name in ("ALIGN", "Q_ALIGN", "OUT_ALIGN")] == [8, 8, 8]
+
+
+@needs_triton
+@pytest.mark.parametrize("top_k", [0, 8])
+def test_slots_that_need_more_than_32_bits_are_not_for_hopper_s_own_kernel(top_k: int) -> None:
+    for tokens, hopper in (((1 << 31) - 1, True), (1 << 31, False)):
+        assert bool(shape(top_k=top_k, page_size=1, num_pages=tokens).tile.hopper) == hopper
 
 
 @needs_triton

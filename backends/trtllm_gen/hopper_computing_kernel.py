@@ -1,0 +1,263 @@
+"""The computing warps of Hopper's decode kernel, in Gluon: scores, softmax, values, and the rows at the end."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from mla.backends.trtllm_gen.hopper_loading_kernel import BN, ROPE, R, span_of, without_odd
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LN2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def query_rows(
+    start, row, stride_q_token, stride_q_head, Q_LEN: gl.constexpr, HEADS: gl.constexpr, SPARSE: gl.constexpr
+):
+    """(addresses, which of them there are) of rows of an item whose queries begin at `start`."""
+    at = (row % HEADS).to(gl.int64) * stride_q_head
+    if not SPARSE:
+        at += (row // HEADS).to(gl.int64) * stride_q_token
+    return gl.multiple_of(start + at, 16), row < (HEADS if SPARSE else Q_LEN * HEADS)
+
+
+@gluon.jit
+def load_queries(
+    item, tile, queries, query_ropes, q_ptr, stride_q_request, stride_q_token, stride_q_head, Q_LEN: gl.constexpr,
+    HEADS: gl.constexpr, SPARSE: gl.constexpr, BM: gl.constexpr, VEC: gl.constexpr,
+):  # fmt: skip
+    """Start to copy the query vectors of a row tile of an item; zeros past the last row."""
+    WARPS: gl.constexpr = gl.num_warps()
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [WARPS, 1], [1, 0])
+    NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [WARPS, 1], [1, 0])
+    if SPARSE:
+        start = q_ptr + (item // Q_LEN).to(gl.int64) * stride_q_request + (item % Q_LEN).to(gl.int64) * stride_q_token
+    else:
+        start = q_ptr + item.to(gl.int64) * stride_q_request
+    row = tile * BM + gl.arange(0, BM, gl.SliceLayout(1, WIDE))
+    where, live = query_rows(start, row, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
+    at = where[:, None] + gl.arange(0, R, gl.SliceLayout(0, WIDE))[None, :]
+    async_copy.async_copy_global_to_shared(queries, at, mask=live[:, None])
+    row = tile * BM + gl.arange(0, BM, gl.SliceLayout(1, NARROW))
+    where, live = query_rows(start, row, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
+    at = where[:, None] + (R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW)))[None, :]
+    async_copy.async_copy_global_to_shared(query_ropes, at, mask=live[:, None])
+    async_copy.commit_group()
+
+
+@gluon.jit
+def per_row(x, SWAP: gl.constexpr):
+    """[BM] spread over keys or columns."""
+    return x[None, :] if SWAP else x[:, None]
+
+
+@gluon.jit
+def per_key(x, SWAP: gl.constexpr):
+    """[keys] or [columns] spread over rows."""
+    return x[:, None] if SWAP else x[None, :]
+
+
+@gluon.jit
+def scores_of(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexpr, SWAP: gl.constexpr):
+    """q . k over all D for a block in shared memory: [keys, BM] if swapped, [BM, keys] if not."""
+    if SWAP:
+        s = gl.zeros([BN, BM], gl.float32, S_LAYOUT)
+        s = warpgroup_mma(keys, q.permute((1, 0)), s, use_acc=False, is_async=True)
+        s = warpgroup_mma(ropes, q_rope.permute((1, 0)), s, is_async=True)
+    else:
+        s = gl.zeros([BM, BN], gl.float32, S_LAYOUT)
+        s = warpgroup_mma(q, keys.permute((1, 0)), s, use_acc=False, is_async=True)
+        s = warpgroup_mma(q_rope, ropes.permute((1, 0)), s, is_async=True)
+    return warpgroup_mma_wait(0, deps=[s])
+
+
+@gluon.jit
+def softmax_step(s, m, KEYS: gl.constexpr, SWAP: gl.constexpr):
+    """As `decode_kernel.softmax_step`: (weights of this block, rescale [BM] of what was, m [BM])."""
+    new_m = gl.maximum(m, gl.max(s, KEYS))
+    base = gl.where(new_m == float("-inf"), 0.0, new_m)  # a row without a key yet
+    return gl.exp2(s - per_row(base, SWAP)), gl.exp2(m - base), new_m
+
+
+@gluon.jit
+def add_values(keys, p, weight_smem, acc, ACC: gl.constexpr, SWAP: gl.constexpr):
+    """acc plus p . values for a block in shared memory: [R, BM] if swapped, [BM, R] if not."""
+    if SWAP:
+        weight_smem.store(p.to(weight_smem.dtype))
+        fence_async_shared()
+        acc = warpgroup_mma(keys.permute((1, 0)), weight_smem, acc, is_async=True)
+    else:
+        weight = gl.convert_layout(p.to(weight_smem.dtype), gl.DotOperandLayout(0, ACC, 2))
+        acc = warpgroup_mma(weight, keys, acc, is_async=True)
+    return warpgroup_mma_wait(0, deps=[acc])
+
+
+@gluon.jit
+def clear_odd(keys, bias, start, late, VEC: gl.constexpr):
+    """Clear numbers of late keys that are not finite, as `without_odd` says; NaN joins the scores of such keys."""
+    PART: gl.constexpr = 16
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [gl.num_warps(), 1], [1, 0])
+    for part in gl.static_range(BN // PART):
+        if start + part * PART + PART > late:
+            some, some_bias = keys.slice(part * PART, PART, 0), bias.slice(part * PART, PART, 0)
+            value, odd = without_odd(some.load(WIDE), start + part * PART, late, WIDE, PART)
+            joins = some_bias.load(gl.SliceLayout(1, WIDE))
+            gl.thread_barrier()
+            some.store(value)
+            some_bias.store(gl.where(odd, float("nan"), joins))
+    gl.thread_barrier()
+    fence_async_shared()
+
+
+@gluon.jit
+def compute_warps(
+    keys, ropes, values, bias, full, empty, values_full, values_empty, queries, query_ropes, weight_smem, q_ptr, lens_ptr,
+    out_ptr, lse_ptr, sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
+    stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request, stride_out_token,
+    stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles, most, Q_PLACES: gl.constexpr,
+    Q_LEN: gl.constexpr, HEADS: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
+    OVERHEAD: gl.constexpr, BM: gl.constexpr, VEC: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    BASE_E: gl.constexpr,
+):  # fmt: skip
+    """Scores, softmax and values of every block in the order of the ring, rows or parts at the end of each piece.
+
+    With two places for queries, those of the next item are asked for before the blocks of this one are computed.
+    """
+    SWAP: gl.constexpr = BM < 64
+    NARROW: gl.constexpr = VEC == 16  # e4m3
+    WARPS: gl.constexpr = gl.num_warps()
+    SCORE: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [4, WARPS // 4], [16, (BM if SWAP else BN) * 4 // WARPS, 2 * VEC]
+    )
+    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], [WARPS, 1] if SWAP else [4, WARPS // 4], [16, BM if SWAP else R * 4 // WARPS, 16]
+    )
+    KEYS: gl.constexpr = 0 if SWAP else 1  # the axis of keys (and of columns)
+    PER_ROW: gl.constexpr = gl.SliceLayout(KEYS, SCORE)
+    ACC_ROW: gl.constexpr = gl.SliceLayout(KEYS, ACC)
+    ROWS: gl.constexpr = HEADS if SPARSE else Q_LEN * HEADS
+    CAUSAL: gl.constexpr = (not SPARSE) and Q_LEN > 1
+    row = tile * BM + gl.arange(0, BM, PER_ROW)
+    out_row = tile * BM + gl.arange(0, BM, ACC_ROW)
+    offsets = gl.arange(0, BN, gl.SliceLayout(1 - KEYS, SCORE))
+    cols = gl.arange(0, R, gl.SliceLayout(1 - KEYS, ACC))
+    count, turn = gl.to_tensor(0), gl.to_tensor(0)
+    if Q_PLACES == 2:
+        if before < hi:
+            load_queries(
+                item, tile, queries.index(0), query_ropes.index(0), q_ptr, stride_q_request, stride_q_token, stride_q_head,
+                Q_LEN, HEADS, SPARSE, BM, VEC,
+            )  # fmt: skip
+    while before < hi:
+        here, length, blocks, pieces, first, last = span_of(
+            item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
+        )
+        if SPARSE:
+            request = (item // Q_LEN).to(gl.int64)
+        else:
+            request = item.to(gl.int64)
+        if Q_PLACES == 1:
+            load_queries(
+                item, tile, queries.index(0), query_ropes.index(0), q_ptr, stride_q_request, stride_q_token,
+                stride_q_head, Q_LEN, HEADS, SPARSE, BM, VEC,
+            )  # fmt: skip
+        async_copy.wait_group(0)
+        fence_async_shared()
+        gl.thread_barrier()
+        q_smem, q_rope_smem = queries.index(turn % Q_PLACES), query_ropes.index(turn % Q_PLACES)
+        if Q_PLACES == 2:
+            if before + pieces + OVERHEAD < hi:
+                load_queries(
+                    item + 1, tile, queries.index((turn + 1) % 2), query_ropes.index((turn + 1) % 2), q_ptr,
+                    stride_q_request, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE, BM, VEC,
+                )  # fmt: skip
+        turn += 1
+        step = 1
+        if not PIECE:
+            step = gl.maximum(last - first, 1)
+        for piece in range(first, last, step):
+            begin, end = first, last
+            if PIECE:
+                begin, end = piece * PIECE, gl.minimum(piece * PIECE + PIECE, blocks)
+            m = gl.full([BM], float("-inf"), gl.float32, PER_ROW)
+            if SWAP:
+                weights = gl.zeros([BN, BM], gl.float32, SCORE)
+                acc = gl.zeros([R, BM], gl.float32, ACC)
+            else:
+                weights = gl.zeros([BM, BN], gl.float32, SCORE)
+                acc = gl.zeros([BM, R], gl.float32, ACC)
+            for block in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
+                place = count % STAGES
+                mbarrier.wait(full.index(place), (count // STAGES) & 1)
+                fence_async_shared()
+                if CAUSAL and not NARROW:
+                    if block * BN + BN > length - Q_LEN + 1:
+                        clear_odd(keys.index(place), bias.index(place), block * BN, length - Q_LEN + 1, VEC)
+                joins = bias.index(place).load(gl.SliceLayout(1 - KEYS, SCORE))
+                raw = scores_of(keys.index(place), ropes.index(place), q_smem, q_rope_smem, SCORE, BM, SWAP)
+                if NARROW:
+                    mbarrier.arrive(empty.index(place), count=1)
+                s = raw * scale + per_key(joins, SWAP)
+                if CAUSAL:
+                    if block * BN + BN > length - Q_LEN + 1:
+                        seen = per_key(block * BN + offsets, SWAP) <= per_row(length - Q_LEN + row // HEADS, SWAP)
+                        s = gl.where(seen, s, float("-inf"))
+                p, rescale, m = softmax_step(s, m, KEYS, SWAP)
+                weights = weights * per_row(rescale, SWAP) + p
+                acc = acc * per_row(gl.convert_layout(rescale, ACC_ROW), SWAP)
+                if NARROW:
+                    mbarrier.wait(values_full.index(count % 2), (count // 2) & 1)
+                    fence_async_shared()
+                    acc = add_values(values.index(count % 2), p, weight_smem, acc, ACC, SWAP)
+                    mbarrier.arrive(values_empty.index(count % 2), count=1)
+                else:
+                    acc = add_values(keys.index(place), p, weight_smem, acc, ACC, SWAP)
+                    mbarrier.arrive(empty.index(place), count=1)
+                count += 1
+            m = gl.convert_layout(m, ACC_ROW)
+            weight = gl.convert_layout(gl.sum(weights, KEYS), ACC_ROW)  # [BM]
+            if (begin == 0) & (end == blocks):
+                row_live = out_row < ROWS
+                head = out_row % HEADS
+                top = m
+                if HAS_SINKS:
+                    sink = gl.load(sinks_ptr + head.to(gl.int64) * stride_sink, mask=row_live, other=0.0) * LOG2E
+                    top = gl.maximum(m, sink)
+                top = gl.where(top == float("-inf"), 0.0, top)
+                rescale = gl.exp2(m - top)
+                weight = weight * rescale
+                if HAS_SINKS:
+                    weight += gl.exp2(sink - top)
+                factor = gl.where(weight == 0.0, 0.0, rescale / weight) * out_scale
+                if SPARSE:
+                    out_token = gl.zeros([BM], gl.int32, ACC_ROW) + item % Q_LEN
+                else:
+                    out_token = out_row // HEADS
+                at = request * stride_out_request + out_token.to(gl.int64) * stride_out_token
+                at += head.to(gl.int64) * stride_out_head
+                result = (acc * per_row(factor, SWAP)).to(out_ptr.dtype.element_ty)
+                gl.store(out_ptr + per_row(at, SWAP) + per_key(cols, SWAP), result, mask=per_row(row_live, SWAP))
+                if HAS_LSE:
+                    lse = top + gl.log2(weight)
+                    if BASE_E:
+                        lse = lse * LN2
+                    at = request * stride_lse_request + out_token.to(gl.int64) * stride_lse_token
+                    at += head.to(gl.int64) * stride_lse_head
+                    gl.store(lse_ptr + at, lse, mask=row_live)
+            else:
+                if PIECE:
+                    slot = (before + piece).to(gl.int64)
+                else:
+                    slot = (team * 2 + (begin == 0).to(gl.int32)).to(gl.int64)
+                at = (slot * tiles + tile) * BM + gl.arange(0, BM, ACC_ROW)
+                ends = gl.where(weight == 0.0, 0.0, 1.0 / weight)
+                gl.store(part_ptr + per_row(at, SWAP) * R + per_key(cols, SWAP), acc * per_row(ends, SWAP))
+                gl.store(part_lse_ptr + at, gl.where(m == float("-inf"), 0.0, m) + gl.log2(weight))
+        before += pieces + OVERHEAD
+        item += 1
