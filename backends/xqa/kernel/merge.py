@@ -224,11 +224,12 @@ def add_groups(smem, sums, dims_of_four, groups, threads):
         last = int32(smem + (threads - 1) * 16)
         group = int32(1)
         while group < groups:
-            at = int32(at + dims_of_four * 16)
-            more = shared_f32x4(smaller_int(at, last))
-            w = w + more[0]
-            x = x + more[1]
-            y = y + more[2]
-            z = z + more[3]
-            group = int32(group + 1)
+            for _ in range(AT_ONCE):
+                at = int32(at + dims_of_four * 16)
+                more = shared_f32x4(smaller_int(at, last))
+                w = w + select(group < groups, more[0], float32(0.0))
+                x = x + select(group < groups, more[1], float32(0.0))
+                y = y + select(group < groups, more[2], float32(0.0))
+                z = z + select(group < groups, more[3], float32(0.0))
+                group = int32(group + 1)
     return w, x, y, z
