@@ -63,7 +63,7 @@ _HOPPER_16 = {
 }
 _HOPPER_16_SPARSE = _HOPPER_16 | {64: Tile(64, 64, 8, 2, Hopper(80))}
 _HOPPER_8 = {
-    16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=152, query_places=2)),
+    16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=152)),
     32: Tile(32, 64, 4, 2, Hopper(104)),
 }
 

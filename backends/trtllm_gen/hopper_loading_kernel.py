@@ -214,7 +214,7 @@ def widen_warps(
     Q_LEN: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, OVERHEAD: gl.constexpr,
 ):  # fmt: skip
     """The widening group of e4m3 caches: values become fp16, exactly, since 8-bit ones could not be read across keys."""
-    PART: gl.constexpr = 32
+    PART: gl.constexpr = 16
     WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])  # 16 bytes of fp16: no bank conflict
     count = gl.to_tensor(0)
     while before < hi:

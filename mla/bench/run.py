@@ -33,6 +33,7 @@ class Plan:
 
     Attributes:
         max_seq_len: the bound that every call gets; None is each case's longest length.
+        clean_flush: as `Timer.clean`.
     """
 
     cases: Sequence[BenchCase]
@@ -41,6 +42,7 @@ class Plan:
     repetitions: int
     seed: int = 0
     max_seq_len: int | None = None
+    clean_flush: bool = False
 
     @property
     def pieces(self) -> int:
@@ -53,7 +55,7 @@ class Bench:
 
     def __init__(self, plan: Plan, advance: Advance) -> None:
         self.plan, self.advance = plan, advance
-        self.timer = Timer(plan.device, plan.repetitions)
+        self.timer = Timer(plan.device, plan.repetitions, clean=plan.clean_flush)
         advance("the device's own rates")
         self.ceilings: Ceilings = ceilings.measure(self.timer)
 

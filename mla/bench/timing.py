@@ -37,16 +37,18 @@ class Timer:
     Attributes:
         device: where the calls run. repetitions: of which the median is taken; slow calls get fewer.
         flush_bytes: written before each repetition, at least twice the L2 cache; 0 on a CPU.
+        clean: whether they are read instead. Lines that were written must go to memory before a call can have their
+            places, and its time pays for that.
     """
 
-    def __init__(self, device: torch.device, repetitions: int) -> None:
-        self.device, self.repetitions = device, repetitions
+    def __init__(self, device: torch.device, repetitions: int, *, clean: bool = False) -> None:
+        self.device, self.repetitions, self.clean = device, repetitions, clean
         self.on_gpu = device.type == "cuda"
         self.flush_bytes = 0
         if self.on_gpu:
             cache: int = torch.cuda.get_device_properties(device).L2_cache_size
             self.flush_bytes = max(FLUSH_BYTES, 2 * cache)
-            self._flush = torch.empty(self.flush_bytes, dtype=torch.int8, device=device)
+            self._filler = torch.zeros(self.flush_bytes // 8, dtype=torch.int64, device=device)
 
     def wait(self) -> None:
         """Until the device has done all that it was given. Raises what went wrong there."""
@@ -65,12 +67,18 @@ class Timer:
             run()
         pairs = [(_event(), _event()) for _ in range(count)]
         for start, end in pairs:
-            self._flush.zero_()
+            self._flush()
             start.record()
             run()
             end.record()
         self.wait()
         return 1e3 * statistics.median(float(start.elapsed_time(end)) for start, end in pairs)
+
+    def _flush(self) -> None:
+        if self.clean:
+            self._filler.sum()
+        else:
+            self._filler.zero_()
 
     def _once_us(self, run: Callable[[], object]) -> float:
         """Wall time of one call that is waited for."""

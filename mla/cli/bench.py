@@ -50,6 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     how.add_argument("--quick", action="store_true", help="cut the cases down to fit a CPU: shows that all works")
     how.add_argument("--repetitions", type=positive, metavar="N", help="of which the median is taken (default: 50)")
+    how.add_argument(
+        "--flush", choices=("write", "read"), default="write",
+        help="how L2 is filled with other data; written data costs time on its way out (default: %(default)s)",
+    )  # fmt: skip
     how.add_argument("--max-seq-len", type=positive, metavar="N", help="pass this bound (default: the longest length)")
     how.add_argument("--workspace-mib", type=not_negative, default=256, metavar="N", help="default: %(default)s")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of all that is random (default: %(default)s)")
@@ -81,7 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise UsageError(str(error)) from error
     repetitions = arguments.repetitions or (3 if arguments.quick else 50)
-    plan = Plan(cases, contenders, device, repetitions, arguments.seed, arguments.max_seq_len)
+    clean = arguments.flush == "read"
+    plan = Plan(cases, contenders, device, repetitions, arguments.seed, arguments.max_seq_len, clean)
     lost = ""
     # Under a bar rich takes the place of sys.stdout and writes to the terminal: right, unless stdout is a file or pipe.
     stdout = None if sys.stdout.isatty() else sys.stdout
@@ -93,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "device": name,
                 "repetitions": repetitions,
                 "flush_bytes": bench.timer.flush_bytes,
+                "flush": arguments.flush,
                 "workspace_bytes": arguments.workspace_mib << 20,
                 "max_seq_len": arguments.max_seq_len,
                 "seed": arguments.seed,

@@ -16,13 +16,14 @@ def test_a_quick_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     file = tmp_path / "run.json"
     chosen = "tp8_b1_4k,dp_b64_8k_mtp2,fp8_dp_b128_4k,sparse2k_dp_b64_16k_mtp2,real_tp8_b64"
     command = ["bench", "--quick", "--device", "cpu", "--cases", chosen, "--backends", "reference", "--json", str(file)]
-    assert main([*command, "--workspace-mib", "1", "--style", "plain"]) == 0
+    assert main([*command, "--workspace-mib", "1", "--style", "plain", "--flush", "read"]) == 0
     told = capsys.readouterr()
     assert "scaled down to fit a CPU: no number here says anything about speed" in told.out
     assert "ceilings: copy " in told.out
     assert "tp8_b1_4k: the answer" in told.err
     whole = json.loads(file.read_text())
     assert whole["scaled"]
+    assert whole["settings"]["flush"] == "read"
     assert set(whole["about"]) >= {"mla", "torch", "python", "date", "device"}
     assert sorted(whole["cases"]) == sorted(chosen.split(","))
     assert all(case["scaled"] for case in whole["cases"].values())

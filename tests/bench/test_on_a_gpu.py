@@ -48,6 +48,14 @@ def test_a_call_is_timed_in_both_ways_and_one_that_waits_only_without_a_graph() 
         assert (reference.verdict, reference.graph_reason) == ("right", "it cannot be captured")
 
 
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_flush_writes_unless_it_is_to_be_clean(clean: bool) -> None:
+    timer = Timer(torch.device("cuda", torch.cuda.current_device()), 2, clean=clean)
+    timer._filler.fill_(1)
+    timer.median_us(lambda: None)
+    assert bool(timer._filler.all()) == clean
+
+
 def test_a_longer_kernel_takes_longer() -> None:
     timer = Timer(torch.device("cuda", torch.cuda.current_device()), 20)
     small, large = (torch.zeros(size, device="cuda") for size in (1 << 10, 1 << 28))
