@@ -30,7 +30,7 @@ demo: $(VENV)/.demo ## one attention layer of DeepSeek-V3, decoded and held to f
 	$(BIN)/python -m mla demo $(DEMO_ARGS)
 
 test: lint ## every check there is: style, types, import contracts, all tests, coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --cov
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --cov
 
 bench: $(VENV)/.demo ## backends and installed peers on the same work; without a GPU the cases are scaled down
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' && quick= || quick=--quick; \
@@ -49,7 +49,7 @@ lint: $(VENV)/.test ## style, types and import contracts
 	$(BIN)/lint-imports
 
 check: lint ## what to run before a commit: lint, and the tests but those of packaging
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --ignore tests/package
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal --ignore tests/package
 
 format: $(VENV)/.test ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix
