@@ -21,9 +21,17 @@ from mla.testing import Call, Case, assert_close, build
 
 Decode = Callable[..., Any]
 E4M3 = {"query": "float8_e4m3fn", "cache": "float8_e4m3fn"}
-LONG = 2 * PIECE_KEYS + 70
-MIXED = Case(lengths=(LONG, 3, 64, 0, PIECE_KEYS, 129), heads=3, q_len=2, page_size=64, out="float32", lse_base="basee")
+PIECE = 256  # where pieces are short
+LONG = 2 * PIECE + 70
+MIXED = Case(lengths=(LONG, 3, 64, 0, PIECE, 129), heads=3, q_len=2, page_size=64, out="float32", lse_base="basee")
 CUT = Case(lengths=(500, 3, 64, 0), heads=3, q_len=2, page_size=16, out="float32")  # two of them are cut among teams
+
+
+@pytest.fixture
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deterministic mode cuts rows into pieces of `PIECE` keys: the interpreter is slow, and no step is another one."""
+    assert PIECE < PIECE_KEYS
+    monkeypatch.setattr("mla.backends.trtllm_gen.arguments.PIECE_KEYS", PIECE)
 
 
 def bits(result: Any) -> list[torch.Tensor]:
@@ -49,11 +57,12 @@ def row(result: Any, index: int, q_len: int) -> tuple[torch.Tensor, torch.Tensor
 # Bits that do not change.
 
 
+@pytest.mark.usefixtures("short_pieces")
 @pytest.mark.parametrize(
     "case",
     [
         MIXED,
-        dataclasses.replace(MIXED, lengths=(LONG, 3, 0), top_k=PIECE_KEYS + 40, slots="holes", q_len=1),
+        dataclasses.replace(MIXED, lengths=(LONG, 3, 0), top_k=PIECE + 40, slots="holes", q_len=1),
         dataclasses.replace(MIXED, lengths=(LONG, 40), sinks="normal", q_len=1, **E4M3),
     ],
     ids=["dense", "sparse", "e4m3"],
@@ -73,16 +82,18 @@ def test_deterministic_bits_depend_on_nothing_but_the_row(decode: Decode, case: 
     assert same(row(copies, 7, case.q_len), row(whole, 0, case.q_len))
     for index in range(count):
         assert same(row(turned, count - 1 - index, case.q_len), row(whole, index, case.q_len))
-    for slack in (1, PIECE_KEYS, 5 * PIECE_KEYS + 1):
+    for slack in (1, PIECE, 5 * PIECE + 1):
         bound = call.arguments["max_seq_len"] + slack
         assert same(whole, decode(**call.arguments | {"max_seq_len": bound}, deterministic=True))
 
 
+@pytest.mark.usefixtures("short_pieces")
 def test_a_wider_table_changes_no_deterministic_bit(decode: Decode) -> None:
     narrow, wide = (build(dataclasses.replace(MIXED, lengths=(LONG, 3), table_slack=slack)) for slack in (0, 90))
     assert same(decode(**narrow.arguments, deterministic=True), decode(**wide.arguments, deterministic=True))
 
 
+@pytest.mark.usefixtures("short_pieces")
 def test_a_row_is_cut_at_the_same_places_in_deterministic_mode_only(decode: Decode) -> None:
     """Otherwise teams share the work evenly, and a row's parts, and so its last bits, follow from its batch mates."""
     call = build(dataclasses.replace(MIXED, lengths=(LONG, 900, 900), q_len=1, out="float32"))
@@ -216,6 +227,7 @@ def scratch_bytes(call: Call, deterministic: bool) -> int:
     return made.shape.part_rows(most_keys(problem)) * (512 + 1) * 4 + 15
 
 
+@pytest.mark.usefixtures("short_pieces")
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_scratch_lies_in_the_workspace_where_it_fits_and_changes_no_bit(decode: Decode, deterministic: bool) -> None:
     case = dataclasses.replace(CUT, out=None, lengths=(LONG, 70) if deterministic else (500, 70))
