@@ -200,6 +200,7 @@ class Config:
             "CHUNKS": chunks,
             "LOADS": -(-chunks // self.loaders),
             "AHEAD": self.ahead,
+            "BLOCKS_PER_SM": self.blocks_per_sm,
             "ENTRY_WORDS": 2 * self.ahead + 2,
             "QUERY_WORDS": self.row_tiles // self.row_groups * STEPS * 4,
             "ACCUMULATORS": self.row_tiles * 32,

@@ -17,6 +17,7 @@ PART_BYTES = 4 * config.RANK  # of one row of partial results, in fp32
 
 ROW_TILES = _C["ROW_TILES"]  # 16-row tiles of query vectors in a block
 ROWS = _C["ROWS"]  # query vectors in a block
+BLOCKS_PER_SM = _C["BLOCKS_PER_SM"]  # blocks that share a multiprocessor
 TILE = _C["TILE"]  # tokens in a tile of keys
 TILE_BITS = _C["TILE_BITS"]  # log2 of it
 STAGES = _C["STAGES"]  # tiles of keys in shared memory

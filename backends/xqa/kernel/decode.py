@@ -49,6 +49,7 @@ from mla.backends.xqa.kernel.attend import (
 from mla.backends.xqa.kernel.constants import (
     ACCUMULATORS,
     AHEAD,
+    BLOCKS_PER_SM,
     DEPENDENT,
     ENTRY_WORDS,
     FACTOR_AT,
@@ -162,7 +163,8 @@ def decode(
     request, then a team's share; the merge kernel reads it. page_factor, page_shift: see `memory.page_of`.
     """
     smem = shared_base()
-    team, tile = team_and_tile(tiles)
+    _, tile = team_and_tile(tiles)
+    team = team_of_block(tiles, teams)
     if DEPENDENT:
         let_next_grid_start()
     fill_shared(smem, tile, heads)
@@ -213,7 +215,7 @@ def decode(
                     if piece > 0:
                         slot = int64(request) * pieces + quotient(first_tile, piece)
                     else:
-                        slot = int64(team_and_tile(tiles)[0]) * 2 + select(first_tile == 0, 1, 0)
+                        slot = int64(team_of_block(tiles, teams)) * 2 + select(first_tile == 0, 1, 0)
                     leave_part(smem, parts, part_lse, tiles, slot, top, total, sums)
                 barrier()  # the stages and the factors have been read
             unit = after
@@ -223,10 +225,21 @@ def decode(
 
 
 def team_and_tile(tiles):
-    """This block's team, and its row tile. Asked for anew each time: it is cheaper than registers in the main loop."""
+    """The number of this block's team among blocks, and its row tile. Asked for anew each time: it is cheaper than
+    registers in the main loop."""
     block = block_index()
     team = quotient(block, tiles)
     return int32(team), int32(block - team * tiles)
+
+
+def team_of_block(tiles, teams):
+    """This block's team. Blocks of one multiprocessor have neighbouring numbers: teams are dealt so that the first half
+    of them, which may be all that have work, are on different multiprocessors.
+    """
+    number, _ = team_and_tile(tiles)
+    if BLOCKS_PER_SM == 2:
+        number = (number >> 1) + (number & 1) * ((teams + 1) >> 1)
+    return int32(number)
 
 
 def one_thread(tiles):
