@@ -93,10 +93,7 @@ def shape_of(
     p = problem
     rows = p.num_heads if p.is_sparse else p.q_len * p.num_heads
     same = p.query.dtype == p.kv_cache.dtype
-    few_slots = p.num_pages * p.page_size <= _LARGEST  # Hopper's kernel keeps slots in 32 bits
-    tile = tile_for(
-        p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same and few_slots, sparse=p.is_sparse
-    )
+    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same, sparse=p.is_sparse)
     items = p.batch * p.q_len if p.is_sparse else p.batch
     tiles = -(-rows // tile.rows)
     teams = max(sms // tiles, 1)

@@ -20,12 +20,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 JobDict = dict[str, Any]  # the fields of a `machine_code.Job`
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
+LABEL = re.compile(r"^(\.L_x_\d+):")
+BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
 FIGURES = {
     "registers": re.compile(r"Used (\d+) registers"),
     "stack_bytes": re.compile(r"(\d+) bytes stack frame"),
@@ -109,7 +112,8 @@ def compile_here(job: JobDict) -> dict[str, Any]:
         source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, signature, constants, aligned)
         compiled = triton.compile(source, target=target, options=options)
     seconds = time.perf_counter() - start
-    counts = opcodes(disassemble(compiled.asm["cubin"]))
+    listing = disassemble(compiled.asm["cubin"])
+    counts = opcodes(listing)
     classes: Counter[str] = Counter()
     for opcode, count in counts.items():
         classes[opcode.partition(".")[0]] += count
@@ -117,6 +121,7 @@ def compile_here(job: JobDict) -> dict[str, Any]:
         "seconds": seconds,
         "shared_bytes": compiled.metadata.shared,
         "tensor_memory": compiled.metadata.tmem_size,
+        "loop_spills": loop_spills(listing),
         "instructions": dict(classes),
         "matrix_instructions": {
             name: count for name, count in counts.items() if name.partition(".")[0].endswith("MMA")
@@ -154,6 +159,30 @@ def read_log(log: str) -> dict[str, Any]:
 def opcodes(listing: str) -> Counter[str]:
     """How often each opcode, with its modifiers, stands in a disassembly."""
     return Counter(INSTRUCTION.findall(listing))
+
+
+def loop_spills(listing: str) -> int:
+    """Instructions of a disassembly that spill or fetch spilled registers in innermost loops that copy or multiply."""
+    names: list[str] = []
+    labels: dict[str, int] = {}
+    loops: list[range] = []
+    for line in listing.splitlines():
+        label, instruction = LABEL.match(line), INSTRUCTION.match(line)
+        if label:
+            labels[label[1]] = len(names)
+        elif instruction:
+            names.append(instruction[1].partition(".")[0])
+            target = BRANCH.search(line)
+            if target and target[1] in labels:
+                loops.append(range(labels[target[1]], len(names)))
+    at_work = [at for at, name in enumerate(names) if name.endswith("MMA") or name == "LDGSTS"]
+    around = {min(found, key=len) for at in at_work if (found := [loop for loop in loops if at in loop])}
+    innermost = [one for one in around if not any(_holds(one, other) for other in around)]
+    return sum(names[at] in ("LDL", "STL") for at in set(chain.from_iterable(innermost)))
+
+
+def _holds(one: range, other: range) -> bool:
+    return one != other and one.start <= other.start and other.stop <= one.stop
 
 
 def disassembler() -> str:

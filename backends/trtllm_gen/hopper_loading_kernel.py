@@ -60,45 +60,37 @@ def locate(
 @gluon.jit
 def keys_at(
     start, offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr,
-    ONE_PAGE: gl.constexpr,
+    SPARSE: gl.constexpr, FLAT: gl.constexpr, ONE_PAGE: gl.constexpr,
 ):  # fmt: skip
-    """(element offsets, readable, what joins the scores) of keys start + offsets, as `decode_kernel.keys_at`: dense."""
+    """(element offsets, readable, what joins the scores) of keys start + offsets, as `decode_kernel.keys_at`."""
     position = start + offsets
     readable = position < end
-    joins = gl.where(readable, 0.0, float("-inf"))
-    if ONE_PAGE:
-        column = start // PAGE
-        page = gl.load(table + column.to(gl.int64) * stride_table, mask=(column < width) & (start < end), other=-1)
-        known = (page >= 0) & (page < num_pages)
-        page = gl.where(known, page, 0).to(gl.int64)
-        where = page * stride_page + (start % PAGE) * TOKEN + (offsets * TOKEN).to(gl.int64)
+    if SPARSE:
+        slot = gl.load(table + position.to(gl.int64) * stride_table, mask=readable, other=-1).to(gl.int64)
+        readable = readable & (slot >= 0) & (slot < num_pages.to(gl.int64) * PAGE)
+        slot = gl.where(readable, slot, 0)
+        if FLAT:
+            where = slot * TOKEN
+        else:
+            where = (slot // PAGE) * stride_page + (slot % PAGE) * TOKEN
+        joins = gl.where(readable, 0.0, float("-inf"))
     else:
-        column = position // PAGE
-        page = gl.load(table + column.to(gl.int64) * stride_table, mask=readable & (column < width), other=-1)
-        known = (page >= 0) & (page < num_pages)
-        page = gl.where(known, page, 0).to(gl.int64)
-        where = page * stride_page + (position - column * PAGE) * TOKEN
-    joins = gl.where(readable & (known == 0), float("nan"), joins)
-    return where, readable & known, joins
-
-
-@gluon.jit
-def slots_at(start, offsets, end, table, stride_table, num_pages, PAGE: gl.constexpr):
-    """(slots, which of them there are) of entries start + offsets of a list. Slots fit 32 bits, to take few registers."""
-    position = start + offsets
-    slot = gl.load(table + position.to(gl.int64) * stride_table, mask=position < end, other=-1).to(gl.int64)
-    readable = (slot >= 0) & (slot < num_pages.to(gl.int64) * PAGE)
-    return gl.where(readable, slot, 0).to(gl.int32), readable
-
-
-@gluon.jit
-def slot_offsets(slot, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr, FLAT: gl.constexpr):
-    """Element offsets of slots; in a FLAT pool pages stand one after the other."""
-    if FLAT:
-        where = slot.to(gl.int64) * TOKEN
-    else:
-        where = (slot // PAGE).to(gl.int64) * stride_page + (slot % PAGE) * TOKEN
-    return where
+        joins = gl.where(readable, 0.0, float("-inf"))
+        if ONE_PAGE:
+            column = start // PAGE
+            page = gl.load(table + column.to(gl.int64) * stride_table, mask=(column < width) & (start < end), other=-1)
+            known = (page >= 0) & (page < num_pages)
+            page = gl.where(known, page, 0).to(gl.int64)
+            where = page * stride_page + (start % PAGE) * TOKEN + (offsets * TOKEN).to(gl.int64)
+        else:
+            column = position // PAGE
+            page = gl.load(table + column.to(gl.int64) * stride_table, mask=readable & (column < width), other=-1)
+            known = (page >= 0) & (page < num_pages)
+            page = gl.where(known, page, 0).to(gl.int64)
+            where = page * stride_page + (position - column * PAGE) * TOKEN
+        joins = gl.where(readable & (known == 0), float("nan"), joins)
+        readable = readable & known
+    return where, readable, joins
 
 
 @gluon.jit
@@ -123,40 +115,38 @@ def load_block(
 
     What joins their scores goes with them.
     """
+    PART: gl.constexpr = BN if SPARSE else 16  # keys at a time
+    ONE_PAGE: gl.constexpr = PAGE % BN == 0
     WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [4, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [4, 1], [1, 0])
+    offsets = gl.arange(0, PART, gl.SliceLayout(1, WIDE))
     cols = gl.arange(0, R, gl.SliceLayout(0, WIDE))
     rope_offsets = gl.arange(0, BN, gl.SliceLayout(1, NARROW))
     rope_cols = R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW))
+    rope_where, rope_readable, joins = keys_at(
+        start, rope_offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, ONE_PAGE
+    )  # fmt: skip
     # Addresses are multiples of 16 bytes, which a worker does not know of its arguments.
+    at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16]) + rope_cols[None, :]
     if SPARSE:  # all slots are looked up before the place is free
-        offsets = gl.arange(0, BN, gl.SliceLayout(1, WIDE))
-        slot, readable = slots_at(start, offsets, end, table, stride_table, num_pages, PAGE)
-        rope_slot, rope_readable = slots_at(start, rope_offsets, end, table, stride_table, num_pages, PAGE)
+        where, readable, _ = keys_at(
+            start, offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, ONE_PAGE
+        )
         mbarrier.wait(empty.index(place), parity)
-        bias.index(place).store(gl.where(rope_readable, 0.0, float("-inf")))
-        where = slot_offsets(rope_slot, stride_page, TOKEN, PAGE, FLAT)
-        at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + rope_cols[None, :]
+        bias.index(place).store(joins)
         async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
-        where = slot_offsets(slot, stride_page, TOKEN, PAGE, FLAT)
         at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
         async_copy.async_copy_global_to_shared(keys.index(place), at, mask=readable[:, None])
     else:
-        # Pages are looked up as copies go along. The barriers between parts keep the four warps in the same page, which was
+        # Pages are looked up as copies go along. Barriers between parts keep the four warps in the same page, which was
         # measured to be faster than all copies at once.
-        PART: gl.constexpr = 16
-        ONE_PAGE: gl.constexpr = PAGE % BN == 0
-        offsets = gl.arange(0, PART, gl.SliceLayout(1, WIDE))
-        rope_where, rope_readable, joins = keys_at(
-            start, rope_offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, ONE_PAGE
-        )
         mbarrier.wait(empty.index(place), parity)
-        at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16]) + rope_cols[None, :]
         async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
         bias.index(place).store(joins)
         for part in gl.static_range(BN // PART):
             where, readable, _ = keys_at(
-                start, part * PART + offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, ONE_PAGE
+                start, part * PART + offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE,
+                FLAT, ONE_PAGE,
             )  # fmt: skip
             at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
             some = keys.index(place).slice(part * PART, PART, 0)
@@ -187,7 +177,10 @@ def load_warps(
         begin, end = first, last
         if PIECE:
             begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
-        for block in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
+        stop = gl.minimum(end, gl.cdiv(here, BN))
+        if SPARSE:  # known not to be before `begin`, which spares this loop 27 spilled registers
+            stop = gl.maximum(stop, begin)
+        for block in range(begin, stop):
             load_block(
                 block * BN, here, count % STAGES, ((count // STAGES) & 1) ^ 1, keys, ropes, bias, full, empty, kv_ptr, table,
                 stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, VEC,

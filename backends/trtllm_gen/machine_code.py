@@ -84,6 +84,7 @@ class MachineCode:
         registers: per thread.
         stack_bytes: per thread, spilled registers and local arrays together.
         spill_stores, spill_loads: bytes per thread that the compiler had no register for.
+        loop_spills: instructions of these in the innermost loops that copy asynchronously or multiply.
         shared_bytes: per block.
         tensor_memory: columns per block.
         instructions: opcode without its modifiers -> how often it stands in the code.
@@ -99,6 +100,7 @@ class MachineCode:
     stack_bytes: int = 0
     spill_stores: int = 0
     spill_loads: int = 0
+    loop_spills: int = 0
     shared_bytes: int = 0
     tensor_memory: int = 0
     instructions: Mapping[str, int] = field(default_factory=dict)
@@ -198,13 +200,20 @@ def _row(code: MachineCode) -> list[str]:
     return [
         *first,
         str(code.registers),
-        f"{code.spill_stores + code.spill_loads or code.stack_bytes} B" if code.spills else "0",
+        _spilled(code),
         f"{code.shared_bytes} of {SHARED_LIMITS[code.chip]}",
         _counts(code.matrix_instructions),
         _counts({name: code.instructions[name] for name in LOADS if name in code.instructions}),
         str(sum(count for name, count in code.instructions.items() if name in BARRIERS)),
         ", ".join(remarks),
     ]
+
+
+def _spilled(code: MachineCode) -> str:
+    if not code.spills:
+        return "0"
+    loops = f", {code.loop_spills} in loops" if code.loop_spills else ""
+    return f"{code.spill_stores + code.spill_loads or code.stack_bytes} B{loops}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -237,7 +246,8 @@ Every shipped configuration of the Triton kernels, compiled ahead of time by Tri
 was compiled, not what was run. `python -m mla.backends.trtllm_gen.machine_code docs/aot_trtllm_gen.md` writes this
 page.
 
-* registers: per thread. spilled: bytes per thread, stores and loads together.
+* registers: per thread. spilled: bytes per thread, stores and loads together; in loops: how many such instructions
+  stand in the loops over keys.
 * shared memory: bytes of a block, and how many a block of the chip may have.
 * tensor cores, loads: how often the instructions stand in the code (loops once). LDGSTS and UTMALDG copy from global to
   shared memory asynchronously; LDG goes through registers.

@@ -119,7 +119,7 @@ def test_merging_in_deterministic_mode_is_the_same_for_any_number_of_rows() -> N
 def shape(chip: tuple[int, int] | None = (9, 0), *, sms: int = 132, aligned: bool = True, **changes: Any) -> Any:
     from mla.backends.trtllm_gen.arguments import shape_of
 
-    flags = {name: changes.pop(name) for name in ("deterministic", "max_seq_len", "num_pages") if name in changes}
+    flags = {name: changes.pop(name) for name in ("deterministic", "max_seq_len") if name in changes}
     problem = dataclasses.replace(on(chip, **{"lse": "none"} | changes), **flags)
     out = torch.empty(problem.batch, problem.q_len, problem.num_heads, 512, dtype=problem.out_dtype)
     lse = torch.empty(out.shape[:-1]) if problem.wants_lse else None
@@ -231,13 +231,6 @@ def test_unaligned_tensors_on_hopper_get_the_portable_kernel_without_assumptions
     assert [constants[name] for name in ("ALIGN", "Q_ALIGN", "OUT_ALIGN")] == [1, 1, 1]
     constants = shape((8, 0)).decode_constants
     assert [constants[name] for name in ("ALIGN", "Q_ALIGN", "OUT_ALIGN")] == [8, 8, 8]
-
-
-@needs_triton
-@pytest.mark.parametrize("top_k", [0, 8])
-def test_slots_that_need_more_than_32_bits_are_not_for_hopper_s_own_kernel(top_k: int) -> None:
-    for tokens, hopper in (((1 << 31) - 1, True), (1 << 31, False)):
-        assert bool(shape(top_k=top_k, page_size=1, num_pages=tokens).tile.hopper) == hopper
 
 
 @needs_triton

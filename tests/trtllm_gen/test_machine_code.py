@@ -139,6 +139,17 @@ def test_opcodes_are_counted_with_and_without_a_predicate() -> None:
     assert compiling.opcodes(listing) == counts
 
 
+def test_spills_are_counted_in_the_innermost_loops_that_copy_or_multiply() -> None:
+    outer, inner, after = "LDL R1, [R2]", "STL [R2], R1", "LDL R3, [R2]"
+    lines = [".L_x_0:", outer, "LDGSTS.E [R1], [R2]", ".L_x_1:", inner, "HMMA.16816.F32 R4, R8, R2, R4", inner,
+             "@P0 BRA `(.L_x_1)", after, ".L_x_2:", after, "@P1 BRA `(.L_x_2)", "@!P0 BRA `(.L_x_0)", after, "BRA `(.L_x_3)",
+             ".L_x_3:"]  # fmt: skip
+    listing = "\n".join(line if line.endswith(":") else f"        /*0010*/   {line} ;" for line in lines)
+    assert compiling.loop_spills(listing) == 2
+    assert compiling.loop_spills(listing.replace("HMMA.16816.F32 R4, R8, R2, R4", "NOP")) == 5
+    assert compiling.loop_spills("") == 0
+
+
 def test_the_compiling_process_forks_for_each_job_and_outlives_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
