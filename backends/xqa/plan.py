@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mla.backends.xqa.config import LONGEST, MERGE_THREADS, MULTIPLIES_E4M3, RANK, SHARED_LIMIT, SHARED_PER_SM, Config
+from mla.backends.xqa.kernel.schedule import ALONE
 from mla.backends.xqa.specialize import KERNELS
 from mla.problem import Problem
 
@@ -171,7 +172,8 @@ def plan_for(problem: Problem, out: torch.Tensor, machine: Machine, *, teams: in
     one_each = max(machine.multiprocessors // tiles, 1)
     if teams is None:
         most_units = requests * (-(-(room_of(p) + 1) // config.tile) + OVERHEAD)
-        teams = max(min(at_once // tiles, -(-most_units // AT_LEAST)), 1)
+        few = most_units <= ALONE * one_each  # teams are dealt the same, whether more of them are started or not
+        teams = max(min(one_each if few else at_once // tiles, -(-most_units // AT_LEAST)), 1)
     rows_per_block = min(-(-requests * rows // (16 * machine.multiprocessors)), rows)
     at_once_in_merge = MERGE_THREADS_AT_ONCE * machine.multiprocessors
     fitting = (merge for merge in MERGES if requests * rows * merge[0] * merge[1] <= at_once_in_merge)

@@ -194,7 +194,12 @@ def test_the_plan_of_a_problem():
     plan = plan_for(few, torch.empty(1, 1, 16, 512, dtype=torch.bfloat16), machine)
     assert (plan.slices, plan.merge_threads, plan.merge_blocks) == (4, 512, 16 * 4)
     tokens = few.table_width * few.page_size
-    assert plan.teams == -(-(tokens // 32 + 1 + plan.overhead) // plan.at_least) < 264  # the table holds no more work
+    assert plan.teams == -(-(tokens // 32 + 1 + plan.overhead) // plan.at_least) < 132  # the table holds no more work
+    some = build(Case(lengths=(32_000,), heads=16)).problem
+    plan = plan_for(some, torch.empty(1, 1, 16, 512, dtype=torch.bfloat16), machine)
+    assert plan.teams == plan.one_each == 132  # one to a multiprocessor
+    more = build(Case(lengths=(32_000,) * 2, heads=16)).problem
+    assert plan_for(more, torch.empty(2, 1, 16, 512, dtype=torch.bfloat16), machine).teams == 264
     sparse = build(Case(lengths=(5,) * 4, q_len=2, top_k=8, heads=16)).problem
     plan = plan_for(sparse, torch.empty(4, 2, 16, 512, dtype=torch.bfloat16), machine)
     assert (plan.requests, plan.rows, plan.tiles, plan.teams) == (8, 16, 1, 12)
