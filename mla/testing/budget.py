@@ -12,6 +12,8 @@ weights p_j (softmax, sink included), values v_j, exact result o, and A = sum_j 
                                             say), the factor that ends a row, and a product may become 0
     output    u_out |o|                     one rounding (plus the smallest step of the format, where o is not 0)
 
+A score of minus infinity is exact, and so is its weight, 0: such a key takes no part in dz.
+
 Nothing here is measured or tuned. Worst cases are meant: no honest implementation is ever refused.
 """
 
@@ -110,10 +112,13 @@ def _row_budget(
     natural = exact_lse * (0.6931471805599453 if p.lse_base == "base2" else 1.0)  # [H]
     weights = torch.exp(scores - natural[:, None])  # [H, n]
 
-    products = bmm1 * (query.abs() @ keys.abs().T).amax(dim=-1)  # [H], the largest sum of |q_d k_d|
+    never = scores.isneginf()  # [H, n]
+    sizes = (query.abs() @ keys.abs().T).masked_fill(never, 0.0)  # [H, n]
+    products = bmm1 * sizes.amax(dim=-1)  # [H], the largest sum of |q_d k_d|
     both_fp8 = p.query.dtype is E4M3 and p.kv_cache.dtype is E4M3
     per_score = (p.head_dim / 32) * FP8_STEP if both_fp8 else (p.head_dim / MMA_DEPTH + MMA_DEPTH) * FP32_STEP
-    score_error = per_score * products + 4 * FP32_STEP * scores.abs().amax(dim=-1)  # [H]; exp2's argument, too
+    largest_score = scores.masked_fill(never, 0.0).abs().amax(dim=-1)  # [H]
+    score_error = per_score * products + 4 * FP32_STEP * largest_score  # [H]; exp2's argument, too
     score_share = torch.expm1(2 * score_error)[:, None]  # [H, 1], relative error of a weight
 
     form = WEIGHT_FORMATS[p.kv_cache.dtype]

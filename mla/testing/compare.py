@@ -83,14 +83,14 @@ def _judge(what: str, actual: torch.Tensor, exact: torch.Tensor, allowed: torch.
     got = actual.to(torch.float64)
     _judge_nan(what, got, exact)
     largest = torch.finfo(dtype).max
-    overflows = exact.abs() + allowed > largest  # may round to infinity, and must if it is one
+    overflows = exact.isinf() | (exact.abs() + allowed > largest)  # may round to infinity, and must if it is one
     misplaced = (got.isinf() & (~overflows | (got.sign() != exact.sign()))) | (exact.isinf() & (got != exact))
     if misplaced.any():
         raise _mismatch("inf", what, "infinities are misplaced", misplaced, misplaced.to(torch.float64), got, exact)
     judged = ~(exact.isnan() | exact.isinf() | got.isinf())
     error = torch.where(judged, (got - exact).abs(), 0.0)
     excess = torch.where(error > 0, error / allowed, 0.0)  # a budget of 0 (an empty row) allows nothing
-    wrong = error > torch.where(judged, allowed, math.inf)
+    wrong = judged & ~(error <= allowed)  # a budget that is NaN allows nothing either
     if wrong.any():
         excess = torch.where(wrong, excess.nan_to_num(nan=0.0), -1.0)
         raise _mismatch("error", what, "errors exceed the budget", wrong, excess, got, exact, allowed)

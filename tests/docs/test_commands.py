@@ -24,6 +24,7 @@ RUN_ELSEWHERE = {
     "make lint": "tests/package/test_arrows.py::test_every_contract_is_kept",
     "mla backends --markdown": "tests/package/test_readme.py::test_the_table_of_backends_is_the_generated_one",
     "mla bench --cases 'tp8_*' --peers all --json a.json": f"{BENCH}::test_a_quick_run_on_a_cpu",
+    "mla bench --flush read": f"{BENCH}::test_a_quick_run_on_a_cpu",
     "mla bench --plot a.json b.json --to docs": f"{BENCH}::test_a_sweep_of_ones_own_and_its_picture",
     "mla bench --sweep length --json b.json": f"{BENCH}::test_a_sweep_of_ones_own_and_its_picture",
     "mla check": f"{CHECK}::test_the_public_call_on_the_reference_passes",

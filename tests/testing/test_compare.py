@@ -63,6 +63,27 @@ def test_a_nan_is_named_before_any_error():
     assert "request 2, token 1, head 2, dim 511" in str(mismatch)
 
 
+@pytest.mark.parametrize("sinks", ["none", "normal"])
+@pytest.mark.parametrize("minus", [(0, 2), (0, 1, 2, 3)], ids=["some", "all"])
+def test_rows_with_scores_of_minus_infinity_are_judged_like_others(sinks, minus):
+    call = build(Case(lengths=(4,), heads=2, page_size=4, sinks=sinks, query="float32", cache="float32"))
+    page = call.arguments["block_tables"][0, 0]
+    call.arguments["kv_cache"][page, list(minus), -1] = -math.inf
+    call.arguments["query"][..., -1] = 1.0
+    out, lse = decode(call.problem)
+    assert lse.isneginf().all() == (len(minus) == 4 and sinks == "none")
+    good = (out.to(call.problem.out_dtype), lse.to(torch.float32))
+    assert_close(good, call.problem)
+    limit = budget(call.problem, out, lse)
+    assert limit.lse[lse.isfinite()].isfinite().all()
+    with pytest.raises(Mismatch, match="lse: "):
+        assert_close((good[0], torch.where(lse.isinf(), 0.0, lse + 1.0).to(torch.float32)), call.problem)
+    if not out.isnan().any():
+        assert limit.out.isfinite().all()
+        with pytest.raises(Mismatch, match="out: errors exceed the budget"):
+            assert_close(((out + 0.1).to(good[0].dtype), good[1]), call.problem)
+
+
 def test_a_missing_nan_is_as_wrong_as_a_nan():
     cache = CALL.problem.kv_cache.clone()
     cache[CALL.arguments["block_tables"][0, 0], 0] = math.nan

@@ -7,6 +7,13 @@ import pytest
 from mla.testing import Kernel, Mismatch, tightness
 
 
+def test_a_short_survey_has_every_honest_way_and_a_line_of_the_table_for_each():
+    found = tightness.survey(60)
+    assert len(found) == 15
+    assert len(tightness.table(found).splitlines()) == 1 + 15
+
+
+@pytest.mark.no_cover
 def test_two_thousand_problems_and_every_honest_way_pass_and_the_budget_is_tight_enough_to_see(capsys):
     """The judge raises if it refuses one; the largest share of the budget that each way uses shows what it can see."""
     assert tightness.PROBLEMS == 2000
@@ -15,7 +22,7 @@ def test_two_thousand_problems_and_every_honest_way_pass_and_the_budget_is_tight
         print("\n" + tightness.table(found))
     assert len(found) == 15
     with_a_key = sum(len(values) for name, values in found.items() if name.endswith("cache, fp32 weights"))
-    assert with_a_key > 0.6 * tightness.PROBLEMS  # in the rest every row is empty, and had to be exactly the identity
+    assert with_a_key > tightness.PROBLEMS / 2  # in the rest every row is empty, and had to be exactly the identity
     for name, values in found.items():
         assert 0.05 <= max(values) <= 1.0, name
 

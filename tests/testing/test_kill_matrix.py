@@ -20,7 +20,12 @@ def rows() -> dict[str, list[str]]:
     return {cell[0].split(": ", 1)[1]: cell for cell in cells}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+MEASURED = next(iter(FAULTS))  # one row runs every line of the matrix
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == MEASURED else pytest.mark.no_cover) for name in FAULTS]
+)
 def test_a_fault_is_noticed_by_two_cases_or_more_as_the_page_says(name):
     kills = matrix.row(FAULTS[name])
     assert sum(kills.values()) >= 2
