@@ -27,8 +27,8 @@ def available() -> bool:
 def quiet(examples: int) -> settings:
     """Settings for a search inside a program: so many examples, nothing stored.
 
-    They are the same every time in one installation. In another they may not be: hypothesis tries constants that it finds
-    in the code that it takes for the program's own.
+    They are the same every time in one installation. In another they may not be: hypothesis tries constants that it
+    finds in the code that it takes for the program's own.
     """
     from hypothesis import HealthCheck, settings
 
