@@ -216,6 +216,7 @@ def batches(draw: st.DrawFn) -> Batch:
 @example(Batch((4096, 1, 1), teams=8, piece=64, overhead=0, scan=2))
 @example(Batch((9, 0, 70), teams=4, q_len=3, sparse=True, most=40, scan=4))
 @given(batches())
+@pytest.mark.no_cover  # coverage doubles the time, and the others run the same lines
 def test_the_kernels_deal_as_the_model_does(batch: Batch) -> None:
     hold(batch)
 
