@@ -10,10 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from mla.backends.trtllm_gen.decode_kernel import LN2, LOG2E
 from mla.backends.trtllm_gen.hopper_loading_kernel import BN, ROPE, R, span_of, without_odd
-
-LOG2E = gl.constexpr(1.4426950408889634)
-LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit

@@ -9,7 +9,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from mla.backends.trtllm_gen.hopper_computing_kernel import LOG2E, compute_warps
+from mla.backends.trtllm_gen.decode_kernel import LOG2E
+from mla.backends.trtllm_gen.hopper_computing_kernel import compute_warps
 from mla.backends.trtllm_gen.hopper_loading_kernel import (
     BN,
     ROPE,
