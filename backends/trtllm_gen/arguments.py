@@ -96,7 +96,7 @@ def shape_of(
     tile = tile_for(p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same, sparse=p.is_sparse)
     items = p.batch * p.q_len if p.is_sparse else p.batch
     tiles = -(-rows // tile.rows)
-    teams = max(sms // tiles, 1)
+    teams = max(sms * (tile.hopper.programs if tile.hopper else 1) // tiles, 1)
     piece = PIECE_KEYS // tile.keys if p.deterministic else 0
     merge = merge_for(min(items, teams) * rows, p.deterministic) if p.capability else Merge(4, R, 8, 4)
     by_team = not piece and teams < items
@@ -149,7 +149,7 @@ def _products(query: tl.dtype, cache: tl.dtype) -> dict[str, Any]:
 
 
 def _hopper(hopper: Hopper) -> dict[str, int]:
-    return dict(Q_PLACES=hopper.query_places, REGISTERS=hopper.load_registers)
+    return dict(Q_PLACES=hopper.query_places, V_KEYS=hopper.value_keys, REGISTERS=hopper.load_registers)
 
 
 def options_of(how: Tile | Merge, *, pdl: bool) -> dict[str, Any]:

@@ -22,11 +22,15 @@ class Hopper:
         launch_registers: of each thread at first, 0 for as many as there are. With fewer, programs of the merge kernel
             fit beside and are ready when the decode kernel ends.
         query_places: row tiles of queries in shared memory; with two, an item's are loaded before its turn comes.
+        value_keys: keys of a block of e4m3 whose values are widened together, in registers.
+        programs: on a multiprocessor at a time.
     """
 
     load_registers: int
     launch_registers: int = 0
     query_places: int = 1
+    value_keys: int = 64
+    programs: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,9 +67,11 @@ _HOPPER_16 = {
 }
 _HOPPER_16_SPARSE = _HOPPER_16 | {64: Tile(64, 64, 8, 2, Hopper(80))}
 _HOPPER_8 = {
-    16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=152)),
-    32: Tile(32, 64, 4, 2, Hopper(104)),
+    16: Tile(16, 64, 4, 2, Hopper(56, launch_registers=128, value_keys=16, programs=2)),
+    32: Tile(32, 64, 8, 5, Hopper(72, value_keys=32)),
+    64: Tile(64, 64, 8, 3, Hopper(72, value_keys=16)),
 }
+_HOPPER_8_SPARSE = _HOPPER_8 | {64: Tile(64, 64, 8, 3, Hopper(80, value_keys=16))}
 
 _BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
     (8, 0): (_MEDIUM_16, _SMALL_8),
@@ -89,7 +95,10 @@ def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool, sp
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if chip is None:
         return INTERPRETED[height]
-    hoppers = _HOPPER_8 if cache_bytes == 1 else _HOPPER_16_SPARSE if sparse else _HOPPER_16
+    if cache_bytes == 1:
+        hoppers = _HOPPER_8_SPARSE if sparse else _HOPPER_8
+    else:
+        hoppers = _HOPPER_16_SPARSE if sparse else _HOPPER_16
     if chip == (9, 0) and hopper and height in hoppers:
         return hoppers[height]
     two_bytes, one_byte = _BY_CHIP[chip]

@@ -10,8 +10,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from mla.backends.trtllm_gen.decode_kernel import LN2, LOG2E
+from mla.backends.trtllm_gen import decode_kernel
+from mla.backends.trtllm_gen.decode_kernel import LN2
 from mla.backends.trtllm_gen.hopper_loading_kernel import BN, ROPE, R, span_of, without_odd
+
+finish_rows = gluon.jit(decode_kernel.finish_rows.fn)
 
 
 @gluon.jit
@@ -62,8 +65,8 @@ def per_key(x, SWAP: gl.constexpr):
 
 
 @gluon.jit
-def scores_of(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexpr, SWAP: gl.constexpr):
-    """q . k over all D for a block in shared memory: [keys, BM] if swapped, [BM, keys] if not."""
+def start_scores(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexpr, SWAP: gl.constexpr):
+    """Start q . k over all D for a block in shared memory: [keys, BM] if swapped, [BM, keys] if not."""
     if SWAP:
         s = gl.zeros([BN, BM], gl.float32, S_LAYOUT)
         s = warpgroup_mma(keys, q.permute((1, 0)), s, use_acc=False, is_async=True)
@@ -72,7 +75,7 @@ def scores_of(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexpr, 
         s = gl.zeros([BM, BN], gl.float32, S_LAYOUT)
         s = warpgroup_mma(q, keys.permute((1, 0)), s, use_acc=False, is_async=True)
         s = warpgroup_mma(q_rope, ropes.permute((1, 0)), s, is_async=True)
-    return warpgroup_mma_wait(0, deps=[s])
+    return s
 
 
 @gluon.jit
@@ -97,6 +100,55 @@ def add_values(keys, p, weight_smem, acc, ACC: gl.constexpr, SWAP: gl.constexpr)
 
 
 @gluon.jit
+def widened(keys, START: gl.constexpr, COUNT: gl.constexpr, PRODUCT: gl.constexpr):
+    """Values of `COUNT` e4m3 keys of a block as fp16, exactly: (even columns [R / 2, keys], odd columns [R / 2, keys]).
+
+    Two columns of a key are read as one 16-bit number, since numbers of 8 bits can't be read across keys.
+    """
+    PAIRS: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    some = keys._reinterpret(gl.int16, [BN, R // 2], PAIRS).slice(START, COUNT, 0)
+    return gl.inline_asm_elementwise(
+        """{
+            .reg .b32 sorted;
+            .reg .b16 even, odd;
+            prmt.b32 sorted, $2, 0, 0x3120;
+            mov.b32 {even, odd}, sorted;
+            cvt.rn.f16x2.e4m3x2 $0, even;
+            cvt.rn.f16x2.e4m3x2 $1, odd;
+        }""",
+        "=r,=r,r", [some.permute((1, 0)).load(gl.DotOperandLayout(0, PRODUCT, 2))], dtype=(gl.float16, gl.float16),
+        is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def add_widened_values(keys, p, weight_smem, even, odd, empty, PRODUCT: gl.constexpr, V_KEYS: gl.constexpr):
+    """Even and odd columns [R / 2, BM] plus p . values for a block of e4m3 keys, whose place is free once they are read.
+
+    Tiles of 64 rows widen the next `V_KEYS` keys while products are under way; others have no registers to gain by it.
+    """
+    UNDER_WAY: gl.constexpr = 2 if p.shape[1] == 64 else 0
+    LAST: gl.constexpr = BN // V_KEYS - 1
+    weight_smem.store(p.to(weight_smem.dtype))
+    fence_async_shared()
+    for part in gl.static_range(LAST + 1):
+        even_values, odd_values = widened(keys, part * V_KEYS, V_KEYS, PRODUCT)
+        if part == LAST:
+            mbarrier.arrive(empty, count=1)
+        some = weight_smem.slice(part * V_KEYS, V_KEYS, 0)
+        even = warpgroup_mma(even_values, some, even, is_async=True)
+        odd = warpgroup_mma(odd_values, some, odd, is_async=True)
+        even, odd = warpgroup_mma_wait(UNDER_WAY if part < LAST else 0, deps=[even, odd])
+    return even, odd
+
+
+@gluon.jit
+def side_by_side(even, odd, BM: gl.constexpr):
+    """Even and odd columns [R / 2, BM] as columns [R, BM], every number where it is."""
+    return gl.join(even, odd).permute((0, 2, 1)).reshape([R, BM])
+
+
+@gluon.jit
 def clear_odd(keys, bias, start, late, VEC: gl.constexpr):
     """Clear numbers of late keys that are not finite, as `without_odd` says; NaN joins the scores of such keys."""
     PART: gl.constexpr = 16
@@ -115,27 +167,30 @@ def clear_odd(keys, bias, start, late, VEC: gl.constexpr):
 
 @gluon.jit
 def compute_warps(
-    keys, ropes, values, bias, full, empty, values_full, values_empty, queries, query_ropes, weight_smem, q_ptr, lens_ptr,
-    out_ptr, lse_ptr, sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
+    keys, ropes, bias, full, empty, queries, query_ropes, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr, sinks_ptr, scale,
+    out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
     stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request, stride_out_token,
-    stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles, most, Q_PLACES: gl.constexpr,
+    stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles, most, Q_PLACES: gl.constexpr, V_KEYS: gl.constexpr,
     Q_LEN: gl.constexpr, HEADS: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
     OVERHEAD: gl.constexpr, BM: gl.constexpr, VEC: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     BASE_E: gl.constexpr,
 ):  # fmt: skip
     """Scores, softmax and values of every block in the order of the ring, rows or parts at the end of each piece.
 
-    With two places for queries, those of the next item are asked for before the blocks of this one are computed.
+    Queries of the next item are asked for early: with two places for them before the blocks of this one are computed,
+    with one as soon as they are, before its rows end.
     """
-    SWAP: gl.constexpr = BM < 64
     NARROW: gl.constexpr = VEC == 16  # e4m3
+    SWAP: gl.constexpr = NARROW or BM < 64
     WARPS: gl.constexpr = gl.num_warps()
     SCORE: gl.constexpr = gl.NVMMADistributedLayout(
         [3, 0], [4, WARPS // 4], [16, (BM if SWAP else BN) * 4 // WARPS, 2 * VEC]
     )
-    ACC: gl.constexpr = gl.NVMMADistributedLayout(
+    PRODUCT: gl.constexpr = gl.NVMMADistributedLayout(  # of values: [R, BM], [BM, R], or one of two halves [R / 2, BM]
         [3, 0], [WARPS, 1] if SWAP else [4, WARPS // 4], [16, BM if SWAP else R * 4 // WARPS, 16]
     )
+    half = gl.zeros([R // 2, BM], gl.float32, PRODUCT)
+    ACC: gl.constexpr = side_by_side(half, half, BM).type.layout if NARROW else PRODUCT
     KEYS: gl.constexpr = 0 if SWAP else 1  # the axis of keys (and of columns)
     PER_ROW: gl.constexpr = gl.SliceLayout(KEYS, SCORE)
     ACC_ROW: gl.constexpr = gl.SliceLayout(KEYS, ACC)
@@ -187,6 +242,7 @@ def compute_warps(
             if SWAP:
                 weights = gl.zeros([BN, BM], gl.float32, SCORE)
                 acc = gl.zeros([R, BM], gl.float32, ACC)
+                even, odd = half, half
             else:
                 weights = gl.zeros([BM, BN], gl.float32, SCORE)
                 acc = gl.zeros([BM, R], gl.float32, ACC)
@@ -194,13 +250,12 @@ def compute_warps(
                 place = count % STAGES
                 mbarrier.wait(full.index(place), (count // STAGES) & 1)
                 fence_async_shared()
-                if CAUSAL and not NARROW:
+                if CAUSAL:
                     if block * BN + BN > length - Q_LEN + 1:
                         clear_odd(keys.index(place), bias.index(place), block * BN, length - Q_LEN + 1, VEC)
                 joins = bias.index(place).load(gl.SliceLayout(1 - KEYS, SCORE))
-                raw = scores_of(keys.index(place), ropes.index(place), q_smem, q_rope_smem, SCORE, BM, SWAP)
-                if NARROW:
-                    mbarrier.arrive(empty.index(place), count=1)
+                raw = start_scores(keys.index(place), ropes.index(place), q_smem, q_rope_smem, SCORE, BM, SWAP)
+                raw = warpgroup_mma_wait(0, deps=[raw])
                 s = raw * scale + per_key(joins, SWAP)
                 if CAUSAL:
                     if block * BN + BN > length - Q_LEN + 1:
@@ -208,41 +263,34 @@ def compute_warps(
                         s = gl.where(seen, s, float("-inf"))
                 p, rescale, m = softmax_step(s, m, KEYS, SWAP)
                 weights = weights * per_row(rescale, SWAP) + p
-                acc = acc * per_row(gl.convert_layout(rescale, ACC_ROW), SWAP)
                 if NARROW:
-                    mbarrier.wait(values_full.index(count % 2), (count // 2) & 1)
-                    fence_async_shared()
-                    acc = add_values(values.index(count % 2), p, weight_smem, acc, ACC, SWAP)
-                    mbarrier.arrive(values_empty.index(count % 2), count=1)
+                    rescale = per_row(gl.convert_layout(rescale, gl.SliceLayout(0, PRODUCT)), SWAP)
+                    even, odd = even * rescale, odd * rescale
+                    even, odd = add_widened_values(
+                        keys.index(place), p, weight_smem, even, odd, empty.index(place), PRODUCT, V_KEYS
+                    )  # fmt: skip
                 else:
+                    acc = acc * per_row(gl.convert_layout(rescale, ACC_ROW), SWAP)
                     acc = add_values(keys.index(place), p, weight_smem, acc, ACC, SWAP)
                     mbarrier.arrive(empty.index(place), count=1)
                 count += 1
+            if NARROW:
+                acc = side_by_side(even, odd, BM)
             m = gl.convert_layout(m, ACC_ROW)
             weight = gl.convert_layout(gl.sum(weights, KEYS), ACC_ROW)  # [BM]
             if (begin == 0) & (end == blocks):
                 row_live = out_row < ROWS
                 head = out_row % HEADS
-                top = m
-                if HAS_SINKS:
-                    sink = gl.load(sinks_ptr + head.to(gl.int64) * stride_sink, mask=row_live, other=0.0) * LOG2E
-                    top = gl.maximum(m, sink)
-                top = gl.where(top == float("-inf"), 0.0, top)
-                rescale = gl.exp2(m - top)
-                weight = weight * rescale
-                if HAS_SINKS:
-                    weight += gl.exp2(sink - top)
-                factor = gl.where(weight == 0.0, 0.0, rescale / weight) * out_scale
+                factor, lse = finish_rows(m, weight, head, row_live, sinks_ptr, stride_sink, HAS_SINKS)
                 if SPARSE:
                     out_token = gl.zeros([BM], gl.int32, ACC_ROW) + item % Q_LEN
                 else:
                     out_token = out_row // HEADS
                 at = request * stride_out_request + out_token.to(gl.int64) * stride_out_token
                 at += head.to(gl.int64) * stride_out_head
-                result = (acc * per_row(factor, SWAP)).to(out_ptr.dtype.element_ty)
+                result = (acc * per_row(factor * out_scale, SWAP)).to(out_ptr.dtype.element_ty)
                 gl.store(out_ptr + per_row(at, SWAP) + per_key(cols, SWAP), result, mask=per_row(row_live, SWAP))
                 if HAS_LSE:
-                    lse = top + gl.log2(weight)
                     if BASE_E:
                         lse = lse * LN2
                     at = request * stride_lse_request + out_token.to(gl.int64) * stride_lse_token

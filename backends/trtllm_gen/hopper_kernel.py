@@ -18,7 +18,6 @@ from mla.backends.trtllm_gen.hopper_loading_kernel import (
     first_unit,
     load_warps,
     locate,
-    widen_warps,
 )
 
 
@@ -44,7 +43,7 @@ def hopper_kernel(
     FLAT: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, BASE_E: gl.constexpr,
     TENSOR_1: gl.constexpr, TENSOR_2: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
     OVERHEAD: gl.constexpr, MIN_UNITS: gl.constexpr, SCAN: gl.constexpr, ONCE: gl.constexpr, PDL: gl.constexpr,
-    Q_PLACES: gl.constexpr, REGISTERS: gl.constexpr,
+    Q_PLACES: gl.constexpr, V_KEYS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Rows and parts as `decode_kernel.decode_kernel` writes them; 16-byte aligned rows are required here."""
     DTYPE: gl.constexpr = kv_ptr.dtype.element_ty
@@ -67,15 +66,7 @@ def hopper_kernel(
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=129)  # one arrival per loading thread and one of them all
-        mbarrier.init(empty.index(i), count=2 if NARROW else 1)
-    values, values_full, values_empty = keys, full, empty  # a 16-bit key holds its value
-    if NARROW:
-        values = gl.allocate_shared_memory(HALF, [2, BN, R], gl.NVMMASharedLayout.get_default_for([BN, R], HALF))
-        values_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        values_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(2):
-            mbarrier.init(values_full.index(i), count=1)
-            mbarrier.init(values_empty.index(i), count=1)
+        mbarrier.init(empty.index(i), count=1)
     if PDL:
         gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
         gl.inline_asm_elementwise(
@@ -98,60 +89,27 @@ def hopper_kernel(
     if TENSOR_2:
         out_scale = gl.load(bmm2)
     scale = scale * LOG2E
-    if NARROW:
-        gl.warp_specialize(
-            [
+    gl.warp_specialize(
+        [
+            (
+                compute_warps,
                 (
-                    compute_warps,
-                    (
-                        keys, ropes, values, bias, full, empty, values_full, values_empty, queries, query_ropes, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr,
-                        sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
-                        stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request,
-                        stride_out_token, stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles,
-                        most, Q_PLACES, Q_LEN, HEADS, SPARSE, STAGES, PIECE, OVERHEAD, BM, VEC, HAS_SINKS, HAS_LSE, BASE_E,
-                    ),
+                    keys, ropes, bias, full, empty, queries, query_ropes, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr,
+                    sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
+                    stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request,
+                    stride_out_token, stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles,
+                    most, Q_PLACES, V_KEYS, Q_LEN, HEADS, SPARSE, STAGES, PIECE, OVERHEAD, BM, VEC, HAS_SINKS, HAS_LSE, BASE_E,
                 ),
+            ),
+            (
+                load_warps,
                 (
-                    load_warps,
-                    (
-                        keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
-                        stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
-                        Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
-                    ),
+                    keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
+                    stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
+                    Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
                 ),
-                (
-                    widen_warps,
-                    (
-                        keys, values, full, empty, values_full, values_empty, lens_ptr, lo, hi, item, before, stride_lens, items,
-                        most, Q_LEN, SPARSE, STAGES, PIECE, OVERHEAD,
-                    ),
-                ),
-            ],
-            [4, 4],
-            [REGISTERS, REGISTERS],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    compute_warps,
-                    (
-                        keys, ropes, values, bias, full, empty, values_full, values_empty, queries, query_ropes, weight_smem, q_ptr, lens_ptr, out_ptr, lse_ptr,
-                        sinks_ptr, scale, out_scale, part_ptr, part_lse_ptr, lo, hi, item, before, tile, team,
-                        stride_q_request, stride_q_token, stride_q_head, stride_lens, stride_sink, stride_out_request,
-                        stride_out_token, stride_out_head, stride_lse_request, stride_lse_token, stride_lse_head, items, tiles,
-                        most, Q_PLACES, Q_LEN, HEADS, SPARSE, STAGES, PIECE, OVERHEAD, BM, VEC, HAS_SINKS, HAS_LSE, BASE_E,
-                    ),
-                ),
-                (
-                    load_warps,
-                    (
-                        keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
-                        stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
-                        Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
-                    ),
-                ),
-            ],
-            [4],
-            [REGISTERS],
-        )  # fmt: skip
+            ),
+        ],
+        [4],
+        [REGISTERS],
+    )  # fmt: skip

@@ -199,38 +199,3 @@ def without_odd(value, start, late, WIDE: gl.constexpr, PART: gl.constexpr):
     is_late = start + gl.arange(0, PART, gl.SliceLayout(1, WIDE)) >= late
     odd = is_late[:, None] & ((gl.abs(value.to(gl.float32)) < float("inf")) == 0)
     return gl.where(odd, gl.zeros_like(value), value), gl.max(odd.to(gl.int32), 1) > 0
-
-
-@gluon.jit
-def widen_warps(
-    keys, values, full, empty, values_full, values_empty, lens_ptr, lo, hi, item, before, stride_lens, items, most,
-    Q_LEN: gl.constexpr, SPARSE: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr, OVERHEAD: gl.constexpr,
-):  # fmt: skip
-    """The widening group of e4m3 caches: values become fp16, exactly, since 8-bit ones could not be read across keys."""
-    PART: gl.constexpr = 16
-    WIDE: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [4, 1], [1, 0])  # 16 bytes of fp16: no bank conflict
-    count = gl.to_tensor(0)
-    while before < hi:
-        here, length, blocks, pieces, first, last = span_of(
-            item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
-        )
-        begin, end = first, last
-        if PIECE:
-            begin, end = first * PIECE, gl.minimum(last * PIECE, blocks)
-        for block in range(begin, gl.minimum(end, gl.cdiv(here, BN))):
-            place = count % STAGES
-            mbarrier.wait(full.index(place), (count // STAGES) & 1)
-            mbarrier.wait(values_empty.index(count % 2), ((count // 2) & 1) ^ 1)
-            for part in gl.static_range(BN // PART):
-                some = keys.index(place).slice(part * PART, PART, 0).load(WIDE).to(gl.float16)
-                if (not SPARSE) and Q_LEN > 1:
-                    start = block * BN + part * PART
-                    if start + PART > length - Q_LEN + 1:
-                        some, _ = without_odd(some, start, length - Q_LEN + 1, WIDE, PART)
-                values.index(count % 2).slice(part * PART, PART, 0).store(some)
-            fence_async_shared()
-            mbarrier.arrive(empty.index(place), count=1)
-            mbarrier.arrive(values_full.index(count % 2), count=1)
-            count += 1
-        before += pieces + OVERHEAD
-        item += 1

@@ -43,6 +43,13 @@ def test_each_compiles_and_fits_the_chip(codes: Any) -> None:
         assert code.registers > 16, f"{code.name} is no code at all"
 
 
+def test_programs_that_share_a_multiprocessor_fit_beside_each_other(codes: Any) -> None:
+    """An H100 or H200 has 228 KiB of shared memory in a multiprocessor, of which a program takes 1 KiB more than it asks for."""
+    for code in codes:
+        if code.name.startswith("Hopper e4m3, 16 rows"):
+            assert 2 * (code.shared_bytes + 1024) <= 228 * 1024, code.name
+
+
 def test_each_multiplies_on_the_tensor_cores(codes: Any) -> None:
     for code in codes:
         if code.name.startswith("merge"):
