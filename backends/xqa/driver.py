@@ -92,8 +92,10 @@ class Driver:
         if shared_bytes > 48 * 1024:
             most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             self._checked(cuda.cuFuncSetAttribute(function, most, shared_bytes), "asking for shared memory")
-            all_of_it = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            self._checked(cuda.cuFuncSetAttribute(function, all_of_it, 100), "asking for shared memory")
+        # Of every kernel alike: a multiprocessor divides its memory anew only when nothing runs on it, so a kernel that
+        # asks for another division cannot start beside the one before it.
+        all_of_it = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+        self._checked(cuda.cuFuncSetAttribute(function, all_of_it, 100), "asking for shared memory")
         if hasattr(cuda, "cuFuncLoad"):  # now, not at the first launch, which may be inside a graph capture
             self._checked(cuda.cuFuncLoad(function), "loading a kernel")
         registers = self._checked(

@@ -90,15 +90,26 @@ def ldmatrix_x4_trans(address: I32) -> U4:
 
 
 # ---- global to shared memory, without registers (9.7.9.25, cp.async) ------------------------------------------------
+#
+# A copy's policy says which lines of L2 are replaced first (9.7.9.2, cache eviction priority hints). `createpolicy`
+# makes one; its results stand here as numbers, as in CUTLASS (`TMA::CacheHintSm90`), so that a select can choose.
+
+EVICT_NORMAL = 0x1000000000000000
+"""Lines keep the priority that they have without a policy."""
+EVICT_FIRST = 0x12F0000000000000
+"""They are replaced before others: what `createpolicy.fractional.L2::evict_first.b64 <d>, 1.0` gives."""
 
 
 @instruction(
     "{ .reg .pred p; setp.ne.s32 p, <active>, 0; "
-    "@p cp.async.cg.shared.global.L2::128B [<to>], [<source>], 16, <size>; }",
+    "@p cp.async.cg.shared.global.L2::cache_hint.L2::128B [<to>], [<source>], 16, <size>, <policy>; }",
     effect=True,
 )
-def cp_async16(to: I32, source: I64, size: I32, active: I32) -> None:
-    """Copy `size` (16 or 0) bytes and fill the rest of 16 with zeros; nothing at all where `active` is 0."""
+def cp_async16(to: I32, source: I64, size: I32, active: I32, policy: I64) -> None:
+    """Copy `size` (16 or 0) bytes and fill the rest of 16 with zeros; nothing at all where `active` is 0.
+
+    policy: EVICT_NORMAL or EVICT_FIRST.
+    """
 
 
 @instruction("cp.async.commit_group;", effect=True)
@@ -186,6 +197,11 @@ def load_fresh_f32(address: I64, ok: I32, otherwise: F32) -> F32: ...
     effect=True,
 )
 def load_fresh_f32x4(address: I64, ok: I32) -> F4: ...
+
+
+@instruction(_PREDICATE + "@p prefetch.global.L2 [<address>]; }", effect=True)
+def prefetch(address: I64, ok: I32) -> None:
+    """Bring the line of L2 that holds this byte, and wait for nothing. (9.7.9.16)"""
 
 
 @instruction(_PREDICATE + "@p st.global.s32 [<address>], <value>; }", effect=True)
@@ -278,6 +294,25 @@ def shuffle_xor(value: F32, mask: I32) -> F32:
 @instruction("shfl.sync.up.b32 <d>, <value>, <distance>, 0, 0xffffffff;", effect=True)
 def shuffle_up(value: I32, distance: I32) -> I32:
     """The value of lane `lane - distance`; lanes without one keep their own."""
+
+
+# ---- over a warp (9.7.13, redux) -------------------------------------------------------------------------------------
+
+
+@instruction("redux.sync.add.s32 <d>, <value>, 0xffffffff;", effect=True)
+def warp_sum(value: I32) -> I32:
+    """The sum over the 32 lanes, in each of them."""
+
+
+@instruction(
+    "{ .reg .b32 x, s; mov.b32 x, <value>; shr.s32 s, x, 31; and.b32 s, s, 0x7fffffff; xor.b32 x, x, s; "
+    "redux.sync.max.s32 x, x, 0xffffffff; shr.s32 s, x, 31; and.b32 s, s, 0x7fffffff; xor.b32 x, x, s; "
+    "mov.b32 <d>, x; }",
+    effect=True,
+)
+def warp_max(value: F32) -> F32:
+    """The largest over the 32 lanes, in each of them; none of them is NaN. Bits of fp32 numbers are in the order of
+    the numbers, as signed integers, when those of negative ones are turned over."""
 
 
 # ---- arithmetic ------------------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def merge_shared_bytes(self) -> int:
-        return 16 * self.merge_threads + 4 * max(self.teams, self.pieces)
+        return 20 * self.merge_threads + 4 * max(self.teams, self.pieces)
 
 
 _FLOATS = frozenset({"bmm1", "bmm2", "lse_unit"})

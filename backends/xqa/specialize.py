@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
+from mla.backends.xqa import isa
 from mla.backends.xqa.config import Config
 from mla.backends.xqa.kernel import attend, constants, decode, memory, merge, numbers, schedule
 
@@ -19,7 +20,10 @@ _MODULES: tuple[ModuleType, ...] = (numbers, schedule, memory, attend, decode, m
 _NUMBERS = ("NEGATIVE_INFINITY", "LOWEST", "HEADROOM", "NOT_A_NUMBER", "LOG2_E")
 _FIXED = {name: getattr(numbers, name) for name in _NUMBERS}
 _FIXED |= {name: getattr(constants, name) for name in ("THREADS", "STEPS", "PART_BYTES", "LONGEST")}
-_FIXED |= {"AT_ONCE": merge.AT_ONCE, "ALONE": schedule.ALONE}
+_FIXED |= {"AT_ONCE": merge.AT_ONCE, "DIMS_AT_ONCE": merge.DIMS_AT_ONCE}
+_FIXED |= {"ALONE": schedule.ALONE, "MEASURED": schedule.MEASURED, "SHORT_STREAM": memory.SHORT_STREAM}
+_FIXED |= {"AHEAD_OF_NEED": memory.AHEAD_OF_NEED}
+_FIXED |= {"EVICT_NORMAL": isa.EVICT_NORMAL, "EVICT_FIRST": isa.EVICT_FIRST}
 
 
 def _helpers(kernel: Callable[..., Any]) -> dict[str, Callable[..., Any]]:

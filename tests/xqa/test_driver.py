@@ -142,7 +142,16 @@ def test_shared_memory_past_48_kb_is_asked_for_and_kernels_are_loaded_before_any
     assert cuda.asked[-3:] == [("dynamic", 90_000), ("carveout", 100), ("load", "function mla_xqa_decode")]
     cuda.asked.clear()
     gpu.load(Config(), "merge", 1_000)
-    assert [asked[0] for asked in cuda.asked] == ["ptx", "destroy", "load"]
+    assert [asked[0] for asked in cuda.asked] == ["ptx", "destroy", "carveout", "load"]
+
+
+def test_both_kernels_divide_a_multiprocessors_memory_alike(cuda, gpu):
+    asked = []
+    for kernel, shared_bytes in (("decode", 90_000), ("merge", 1_000)):
+        cuda.asked.clear()
+        gpu.load(Config(), kernel, shared_bytes)
+        asked.append([value for name, value in (one[:2] for one in cuda.asked) if name == "carveout"])
+    assert asked == [[100], [100]]
 
 
 def test_code_on_disk_that_cannot_be_loaded_is_compiled_again(cuda, gpu):

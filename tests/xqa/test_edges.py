@@ -103,3 +103,10 @@ def test_sparse_slots_beyond_any_pool_are_skipped():
     assert not torch.equal(lse[0], clean_lse[0])
     p.block_tables[0, 0] = torch.cat([kept[20:], kept[:20]])  # another order of all
     assert torch.allclose(run(p)[1], clean_lse, atol=1e-5)
+
+
+@pytest.mark.parametrize("requests", [128, 129], ids=["measured by each warp", "read in `begins`"])
+def test_requests_are_joined_however_many_there_are(emulate, requests):
+    lengths = [0, 5, 3] * (requests // 3)
+    lengths += [200] * (requests - len(lengths))  # the last ones are what teams share
+    emulate(Case(lengths=tuple(lengths), heads=2, page_size=64), teams=40, watch=False)

@@ -14,6 +14,7 @@ from mla.backends.xqa.emulator.launch import Grid, run_block, run_grid
 from mla.backends.xqa.emulator.memory import GlobalMemory
 from mla.backends.xqa.emulator.trace import Trace
 from mla.backends.xqa.isa import (
+    EVICT_NORMAL,
     barrier,
     block_index,
     cp_async16,
@@ -112,14 +113,14 @@ def two_warps_at_once(data, fixed):
 
 def not_waited_for(data, fixed):
     lane = thread_index()
-    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16)
+    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16, EVICT_NORMAL)
     cp_async_commit()
     shared_u32(shared_base())
 
 
 def waited_for_too_few(data, fixed):
     lane = thread_index()
-    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16)
+    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16, EVICT_NORMAL)
     cp_async_commit()
     cp_async_wait_1()
     shared_u32(shared_base())
@@ -127,7 +128,7 @@ def waited_for_too_few(data, fixed):
 
 def waited_for_without_a_barrier(data, fixed):
     lane = thread_index()
-    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16)
+    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16, EVICT_NORMAL)
     cp_async_commit()
     cp_async_wait_0()
     shared_u32(shared_base())
@@ -135,18 +136,22 @@ def waited_for_without_a_barrier(data, fixed):
 
 def written_while_landing(data, fixed):
     lane = thread_index()
-    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16)
+    cp_async16(shared_base() + lane * 16, fixed, 16, lane < 16, EVICT_NORMAL)
     set_shared_i32(shared_base(), 0, lane == 0)
 
 
 def copied_while_landing(data, fixed):
     lane = thread_index()
-    cp_async16(shared_base(), fixed, 16, lane == 0)
-    cp_async16(shared_base(), fixed, 16, lane == 0)
+    cp_async16(shared_base(), fixed, 16, lane == 0, EVICT_NORMAL)
+    cp_async16(shared_base(), fixed, 16, lane == 0, EVICT_NORMAL)
 
 
 def half_a_copy(data, fixed):
-    cp_async16(shared_base() + thread_index() * 16, fixed, 8, 1)
+    cp_async16(shared_base() + thread_index() * 16, fixed, 8, 1, EVICT_NORMAL)
+
+
+def a_copy_by_no_policy(data, fixed):
+    cp_async16(shared_base() + thread_index() * 16, fixed, 16, 1, 0)
 
 
 def a_branch_of_some(data, fixed):
@@ -185,7 +190,7 @@ FOUND = {
     ),
     "unfinished copy": (not_waited_for, waited_for_too_few, written_while_landing, copied_while_landing),
     "divergence": (a_branch_of_some, a_loop_of_some),
-    "range": (an_address_of_64_bits, half_a_copy),
+    "range": (an_address_of_64_bits, half_a_copy, a_copy_by_no_policy),
     "division": (a_division_by_zero, a_division_of_less_than_nothing),
 }
 

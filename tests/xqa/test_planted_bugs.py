@@ -88,6 +88,8 @@ BUGS = (
     Bug("even and odd dims are mixed", attend, "add_values", "permute(r0, r0, 0x3120)", "permute(r0, r0, 0x3210)", E4M3, "error"),
     Bug("dims of a chunk come in another order", memory, "load_queries", "low = query_word(place, ok)\n                    high = query_word(place + 4, ok)", "high = query_word(place, ok)\n                    low = query_word(place + 4, ok)", ON_E4M3, "error"),
     Bug("rows past the last head are read", memory, "load_queries", "ok = row < rows", "ok = 1", Case(lengths=(20,), heads=3), "bounds"),
+    Bug("a prefetch past the last head", memory, "prefetch_queries", "(row < rows) &", "(row < rows + 1) &", Case(lengths=(20,), heads=3), "bounds"),
+    Bug("a prefetch past the table", memory, "prefetch_table", "(at < int64(columns - 1) * step + 4)", "1", Case(lengths=(20,), heads=3), "bounds"),
     Bug("slots past the pool are read", memory, "place_of", "(low >= 0) & (low < entries) & (high == 0)", "low >= 0", Case(lengths=(70,), heads=4, top_k=40, slots="past"), "bounds"),
     Bug("an address in 32 bits", memory, "place_of", "int64(page) * page_step", "int32(page * page_step)", FAR, "bounds"),
     Bug("16-byte copies of rows that are not aligned", memory, "copy16_by_number", "words = (word_of(source, ok), word_of(source + 4, ok)", "words = (word_of(source, ok), word_of(source + 8, ok)", OFFSET, "error"),
@@ -99,7 +101,7 @@ BUGS = (
     Bug("heads and later parts are confused", merge, "row_of", "select(i == 0, of_head, int64(0))", "select(i == 0, int64(0), of_head)", RAGGED, "nan"),
     Bug("teams are rounded up", schedule, "team_of", "quotient(unit, share)", "quotient(unit + share - 1, share)", Case(lengths=(128, 128), heads=4), "bounds"),
     Bug("a page is taken for the one before", memory, "page_of", "index << 1, factor", "(index << 1) - 1, factor", RAGGED, "bounds"),
-    Bug("a group's sum is forgotten", merge, "add_groups", "group = int32(1)", "group = int32(2)", Case(lengths=(640,), heads=4), "error"),
+    Bug("a group's sum is forgotten", merge, "add_groups", "done = int32(0)", "done = int32(AT_ONCE)", Case(lengths=(640,), heads=4), "error"),
 )  # fmt: skip
 
 

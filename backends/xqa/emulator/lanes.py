@@ -16,6 +16,7 @@ from mla.backends.xqa.emulator.formats import Array
 from mla.backends.xqa.emulator.memory import GlobalMemory
 from mla.backends.xqa.emulator.shared import BASE, SharedMemory
 from mla.backends.xqa.emulator.trace import Trace
+from mla.backends.xqa.isa import EVICT_FIRST, EVICT_NORMAL
 
 LANE = np.arange(32)
 
@@ -146,10 +147,12 @@ class Lanes:
 
     # ---- copies and barriers
 
-    def cp_async16(self, to: Any, source: Any, size: Any, active: Any) -> None:
+    def cp_async16(self, to: Any, source: Any, size: Any, active: Any, policy: Any) -> None:
         where, wanted, on = self._addresses(to), self.integers(size), self.flags(active)
         if not np.isin(wanted, (0, 16)).all():
             raise EmulatorError("range", "a copy of 16 bytes reads 16 bytes or none")
+        if not np.isin(policy, (EVICT_NORMAL, EVICT_FIRST)).all():
+            raise EmulatorError("range", "a copy's policy is EVICT_NORMAL or EVICT_FIRST")
         data = self.memory.load(self.integers(source), 16, on & (wanted == 16))
         self.shared.copy(where, data.view(np.uint32), on)
 
@@ -215,6 +218,9 @@ class Lanes:
         raw = self.memory.load(self.integers(address), 16, active).view(np.float32)
         raw = np.where(active[:, None], raw, np.float32(0))
         return tuple(np.ascontiguousarray(raw[:, i]) for i in range(4))
+
+    def prefetch(self, address: Any, ok: Any) -> None:
+        self.memory.load(self.integers(address), 1, self.flags(ok))  # only what may be read may be asked for
 
     def _store(self, address: Any, data: Array, ok: Any) -> None:
         raw = np.ascontiguousarray(data).reshape(self.threads, -1).view(np.uint8)
@@ -299,6 +305,23 @@ class Lanes:
     def shuffle_up(self, value: Any, distance: Any) -> Array:
         from_lane = np.where(int(distance) <= LANE, LANE - int(distance), LANE)
         return self._by_warp(self.integers(value))[:, from_lane].reshape(-1)
+
+    # ---- over a warp
+
+    def _of_warps(self, results: Array) -> Any:
+        """One result for each warp. Where they are the same in all warps it is a shared number."""
+        return results[0] if (results == results[0]).all() else np.repeat(results, 32)
+
+    def warp_sum(self, value: Any) -> Any:
+        sums = self._by_warp(self.integers(value)).sum(1).astype(np.int32).astype(np.int64)
+        result = self._of_warps(sums)
+        return result if isinstance(result, np.ndarray) else int(result)
+
+    def warp_max(self, value: Any) -> Any:
+        numbers = self._by_warp(self.floats(value))
+        if np.isnan(numbers).any():
+            raise EmulatorError("range", "the largest of numbers one of which is NaN")
+        return self._of_warps(numbers.max(1))
 
     # ---- arithmetic
 

@@ -4,6 +4,8 @@ what each lane got. `emulator/hardware.py` runs them on a GPU and in the emulato
 """
 
 from mla.backends.xqa.isa import (
+    EVICT_FIRST,
+    EVICT_NORMAL,
     barrier,
     cp_async16,
     cp_async_commit,
@@ -34,8 +36,10 @@ from mla.backends.xqa.isa import (
     store_f32,
     store_u32,
     thread_index,
+    warp_max,
+    warp_sum,
 )
-from mla.backends.xqa.kernel.numbers import int64
+from mla.backends.xqa.kernel.numbers import int64, select
 
 
 def word(source, i):
@@ -90,12 +94,16 @@ def check_mma_e4m3(source, result):
 
 
 def into_shared(source):
-    """64 bytes of each lane by cp.async: lane i's from byte 64 i on; the last 16 of lane 31 are zero-filled."""
+    """64 bytes of each lane by cp.async: lane i's from byte 64 i on; the last 16 of lane 31 are zero-filled.
+
+    Half of them by one policy, half by the other: which it is changes no byte.
+    """
     smem = shared_base()
     lane = thread_index()
     for i in range(4):
         size = 16 - 16 * ((lane == 31) & (i == 3))
-        cp_async16(smem + lane * 64 + i * 16, source + int64(lane) * 64 + i * 16, size, 1)
+        policy = select(i < 2, int64(EVICT_NORMAL), int64(EVICT_FIRST))
+        cp_async16(smem + lane * 64 + i * 16, source + int64(lane) * 64 + i * 16, size, 1, policy)
     cp_async_commit()
     cp_async_wait_0()
     barrier()
@@ -140,6 +148,9 @@ def check_lanes(source, result):
     put(result, 3, shuffle_up(n, 8))
     put(result, 4, quotient(n, 7 + thread_index()))
     put(result, 5, high_product(n << 1, word(source, 0)))
+    put(result, 6, warp_sum(n))
+    put_float(result, 7, warp_max(x))
+    put_float(result, 8, warp_max(-larger(x, -x)))
 
 
 def check_math(source, result):

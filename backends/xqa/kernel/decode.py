@@ -76,7 +76,15 @@ from mla.backends.xqa.kernel.constants import (
     WEIGHTS_BYTES,
     ZEROS_AT,
 )
-from mla.backends.xqa.kernel.memory import load_queries, load_tile, store_out, table_entry
+from mla.backends.xqa.kernel.memory import (
+    load_queries,
+    load_tile,
+    policy_of_copies,
+    prefetch_queries,
+    prefetch_table,
+    store_out,
+    table_entry,
+)
 from mla.backends.xqa.kernel.numbers import (
     LOG2_E,
     LOWEST,
@@ -96,8 +104,9 @@ from mla.backends.xqa.kernel.schedule import (
     next_share,
     request_at,
     share_of,
+    sum_of_first,
     units_after,
-    units_from,
+    units_of_one,
     visible_tokens,
 )
 
@@ -169,8 +178,15 @@ def decode(
         let_next_grid_start()
     fill_shared(smem, tile, heads)
     measure = (lengths, length_step, length_wide, q_len, room)
-    units_of_first = units_from(smem, measure, requests, overhead, int32(0))
+    units = units_of_one(measure, requests, overhead, int32(0))
+    prefetch_likely(
+        (query, query_request, query_token, query_head),
+        (table, table_request, table_token, table_column, columns),
+        (requests, q_len, heads, teams, tiles),
+    )
+    units_of_first = sum_of_first(smem, measure, requests, overhead, units)
     total = int32(units_of_first[2] + units_after(smem, measure, requests, overhead, int32(THREADS)))
+    policy = policy_of_copies(total - requests * overhead)
     share = share_of(total, teams, one_each, at_least)
     unit = first_unit_of(team, total, share)
     end = first_unit_of(team + 1, total, share)
@@ -190,7 +206,7 @@ def decode(
                 top, total = attend(
                     smem,
                     (query + owner * query_request + token * query_token, query_token, query_head),
-                    (pool, page_step, token_step, entries, (page_size, page_factor, page_shift)),
+                    (pool, page_step, token_step, entries, (page_size, page_factor, page_shift), policy),
                     (table + owner * table_request + token * table_token, table_column, table_wide, columns),
                     (tiles, heads, heads if SPARSE else q_len * heads),
                     (first_tile, end_tile),
@@ -222,6 +238,20 @@ def decode(
             if after >= begin + overhead + count:
                 begin = int32(begin + overhead + count)
                 request = int32(request + 1)
+
+
+def prefetch_likely(query, table, sizes):
+    """What the team would read first if all requests were as long, into L2 while their lengths come: a row of the
+    table, and this block's query vectors. A wrong guess costs nothing but that."""
+    query, query_request, query_token, query_head = query
+    table, table_request, table_token, table_column, columns = table
+    requests, q_len, heads, teams, tiles = sizes
+    request = int32(quotient(team_of_block(tiles, teams) * requests, teams))
+    owner = int64(quotient(request, q_len) if SPARSE else request)
+    token = int64(request - owner * q_len if SPARSE else 0)
+    prefetch_table(table + owner * table_request + token * table_token, table_column, columns)
+    here = (query + owner * query_request + token * query_token, query_token, query_head)
+    prefetch_queries(here, team_and_tile(tiles)[1], heads if SPARSE else q_len * heads, heads)
 
 
 def team_and_tile(tiles):

@@ -1,14 +1,16 @@
 # mypy: ignore-errors
 """From a token to its address: keys into shared memory, queries into registers, results out."""
 
-from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
 from mla.backends.xqa.isa import (
+    EVICT_FIRST,
+    EVICT_NORMAL,
     high_e4m3_to_fp16,
     high_product,
     load_i32,
     load_u8,
     load_u16,
     low_e4m3_to_fp16,
+    prefetch,
     quotient,
     set_shared_f32,
     set_shared_u32,
@@ -19,6 +21,7 @@ from mla.backends.xqa.isa import (
     store_u32,
     thread_index_anew,
 )
+from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
 from mla.backends.xqa.isa import load_u32 as query_word  # or one of those below
 from mla.backends.xqa.isa import pack_bf16 as pack_out
 from mla.backends.xqa.kernel.constants import (
@@ -40,6 +43,8 @@ from mla.backends.xqa.kernel.constants import (
     QUERIES_IN_SHARED,
     QUERY_PITCH,
     ROW_GROUPS,
+    ROW_LANE_BITS,
+    ROW_LANES,
     ROWS,
     SPARSE,
     STAGE_BYTES,
@@ -59,6 +64,16 @@ from mla.backends.xqa.kernel.numbers import (
 )
 
 # ---- keys ------------------------------------------------------------------------------------------------------------
+
+SHORT_STREAM = 192 << 20
+"""Bytes of cache that a launch may read by EVICT_FIRST, which keeps a stream from replacing lines that must be written
+back first. On an H200 whose L2 was full of such lines 38 MB took 26.7 µs by it and 29.3 without a policy, 151 MB 57.3
+and 59.9; but 297 MB took 94.4 and 92.6, 1208 MB 314 and 301."""
+
+
+def policy_of_copies(tiles):
+    """What L2 is told of the lines that are copied. tiles: all tiles of keys that the launch reads."""
+    return select(int64(tiles) * STAGE_BYTES <= SHORT_STREAM, int64(EVICT_FIRST), int64(EVICT_NORMAL))
 
 
 def page_of(index, pages):
@@ -86,10 +101,11 @@ def table_entry(table, pages, first, limit):
 def place_of(pool, entry, index, limit):
     """(address of a token's cache row, bytes to read of each chunk: 16 or 0, its bias).
 
-    pool: (address, bytes from page to page, from token to token, what an entry must be below, see `page_of`). All of
-    the address arithmetic is in 64 bits. A dense token outside the pool cannot be read: rows that see it become NaN.
+    pool: (address, bytes from page to page, from token to token, what an entry must be below, see `page_of`, see
+    `policy_of_copies`). All of the address arithmetic is in 64 bits. A dense token outside the pool cannot be read:
+    rows that see it become NaN.
     """
-    address, page_step, token_step, entries, pages = pool
+    address, page_step, token_step, entries, pages, _ = pool
     low, high = entry
     inside = (low >= 0) & (low < entries) & (high == 0)
     known = select(inside, low, 0)
@@ -130,17 +146,18 @@ def load_tile(smem, stage, first, entry, pool, limit):
     to = int32(smem + KEYS_AT + stage * STAGE_BYTES + token * KEY_BYTES)
     flip = flip_of_token(token)
     source = source + part * 16
+    policy = pool[5]
     for i in range(LOADS):
         if LOADERS >= FLIPS:
             chunk = (part ^ flip) + i * LOADERS
         else:
             chunk = (part + i * LOADERS) ^ flip
-        copy16(to + chunk * 16, source + i * (LOADERS * 16), size, part + i * LOADERS < CHUNKS)
+        copy16(to + chunk * 16, source + i * (LOADERS * 16), size, part + i * LOADERS < CHUNKS, policy)
     set_shared_f32(smem + BIAS_AT + (stage * TILE + token) * 4, bias, part == 0)
 
 
-def copy16_by_number(to, source, size, active):
-    """`cp_async16` for rows that do not begin at multiples of 16 bytes: number by number, at once."""
+def copy16_by_number(to, source, size, active, policy):
+    """`cp_async16` for rows that do not begin at multiples of 16 bytes: number by number, at once, by no policy."""
     ok = active & (size > 0)
     words = (word_of(source, ok), word_of(source + 4, ok), word_of(source + 8, ok), word_of(source + 12, ok))
     set_shared_u32x4(to, words, active)
@@ -212,6 +229,31 @@ def load_queries(smem, words, query, tile, rows, heads):
                 set_shared_u32(at + step * 32 + 8 * QUERY_PITCH, words[w + 1])
                 set_shared_u32(at + step * 32 + 16, words[w + 2])
                 set_shared_u32(at + step * 32 + 16 + 8 * QUERY_PITCH, words[w + 3])
+
+
+# ---- what will be needed, before it is known where -------------------------------------------------------------------
+
+AHEAD_OF_NEED = 64  # bytes that one prefetch brings at least
+
+
+def prefetch_table(row, step, columns):
+    """Into L2: the first THREADS * 64 bytes of a request's row of the table. step: bytes from column to column."""
+    at = int64(thread_index_anew()) * AHEAD_OF_NEED
+    prefetch(row + at, (columns > 0) & (at < int64(columns - 1) * step + 4))
+
+
+def prefetch_queries(query, tile, rows, heads):
+    """Into L2: a block's query vectors. query: as in `load_queries`. ROW_LANES threads take one row."""
+    address, token_step, head_step = query
+    thread = thread_index_anew()
+    row = tile * ROWS + (thread >> ROW_LANE_BITS)
+    token = quotient(row, heads)
+    head = row - token * heads
+    at = address + int64(token) * token_step + int64(head) * head_step
+    pieces = 9 if EIGHT_BIT_QUERY else 18
+    for i in range((18 + ROW_LANES - 1) // ROW_LANES):
+        piece = (thread & (ROW_LANES - 1)) + i * ROW_LANES
+        prefetch(at + piece * AHEAD_OF_NEED, (row < rows) & (piece < pieces))
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------

@@ -1,8 +1,14 @@
 # mypy: ignore-errors
 """The kernel that joins the parts of a request that several teams shared. It leaves no state behind.
 
-It finds from `begins`, which the decode kernel wrote, which teams took a request's keys (in deterministic mode the
-pieces are where they always are). A request that one team took alone was written by that team, and is left alone here.
+It finds from the lengths, as the decode kernel did, which teams took a request's keys (in deterministic mode the pieces
+are where they always are); where there are many requests it reads them in `begins`, which the decode kernel wrote. A
+request that one team took alone was written by that team, and is left alone here.
+
+It may start while the decode kernel runs, and does then what needs nothing of it: whatever stands before
+`wait_for_last_grid` reads inputs of the call alone. They are complete, for the decode kernel starts when all kernels
+before it have ended, and this one when all blocks of the decode kernel have started. Behind it, all that a row needs of
+scratch is asked for at once.
 """
 
 from mla.backends.xqa.isa import (
@@ -20,10 +26,10 @@ from mla.backends.xqa.isa import (
     shared_base,
     shared_f32,
     shared_f32x4,
-    shuffle_xor,
     store_f32,
     thread_index,
     wait_for_last_grid,
+    warp_max,
 )
 from mla.backends.xqa.kernel.constants import (
     DEPENDENT,
@@ -39,6 +45,7 @@ from mla.backends.xqa.kernel.memory import store_out
 from mla.backends.xqa.kernel.numbers import (
     LOG2_E,
     NEGATIVE_INFINITY,
+    cuda,
     float32,
     int32,
     int64,
@@ -46,9 +53,10 @@ from mla.backends.xqa.kernel.numbers import (
     select,
     smaller_int,
 )
-from mla.backends.xqa.kernel.schedule import team_of, visible_tokens
+from mla.backends.xqa.kernel.schedule import MEASURED, begin_and_total, share_of, team_of, visible_tokens
 
 AT_ONCE = 4  # loads that a thread has under way
+DIMS_AT_ONCE = 4 * AT_ONCE
 
 
 def merge(
@@ -74,8 +82,11 @@ def merge(
     requests,
     q_len,
     heads,
+    teams,
+    one_each,
     tiles,
     overhead,
+    at_least,
     piece,
     pieces,
     rows_per_block,
@@ -87,7 +98,7 @@ def merge(
     A block of `threads` joins one of `slices` parts of a row's 512 dims, four for each thread; where threads are left
     over, groups of them take parts of the request in turn.
 
-    Dynamic shared memory: four fp32 for each thread, and one for each part that there can be.
+    Dynamic shared memory: five fp32 for each thread, and one for each part that there can be.
     """
     thread = thread_index()
     smem = shared_base()
@@ -101,19 +112,25 @@ def merge(
     groups = int32(quotient(threads, dims_of_four))
     request = int32(quotient(block, blocks))
     first_row = int32((block - request * blocks) * rows_per_block)
-    _, keys = visible_tokens((lengths, length_step, length_wide, q_len, room), request, 1)
+    measure = (lengths, length_step, length_wide, q_len, room)
+    _, keys = visible_tokens(measure, request, 1)
     count = int32((keys + (TILE - 1)) >> TILE_BITS)
     out_scale = load_f32(bmm2_at, bmm2_at != 0, bmm2)
-    if DEPENDENT:
-        wait_for_last_grid()
     step = int64(tiles * ROWS)  # from one slot's rows to the next's
     if piece > 0:
         count_of_parts = int32(quotient(count + (int32(piece) - 1), int32(piece)))
         first_slot = int64(request) * pieces * step
         of_head = int64(0)
     else:
-        share = load_fresh_i32(begins + int64(requests) * 4)
-        first = load_fresh_i32(begins + int64(request) * 4) + overhead
+        if requests <= 32 * MEASURED:
+            begin, total = begin_and_total(measure, requests, overhead, request)
+            share = share_of(total, teams, one_each, at_least)
+        else:
+            if DEPENDENT:
+                wait_for_last_grid()
+            share = load_fresh_i32(begins + int64(requests) * 4)
+            begin = load_fresh_i32(begins + int64(request) * 4)
+        first = int32(begin + overhead)
         head_team = team_of(first, share)
         count_of_parts = int32(team_of(first + larger_int(count - 1, 0), share) - head_team + 1)
         first_slot = int64(head_team) * 2 * step
@@ -121,29 +138,46 @@ def merge(
         step = step * 2
     slots = (first_slot, step, of_head)
     if count_of_parts > 1:
-        owner = quotient(request, q_len) if SPARSE else request
-        token0 = request - owner * q_len if SPARSE else 0
         row = first_row
+        token = int32(quotient(row, heads))
+        head = int32(row - token * heads)
+        log_at = part_lse + (row_of(slots, thread) + int64(row)) * 4
+        part_at = parts + (row_of(slots, group) + int64(row)) * PART_BYTES + int64(four) * 16
+        hop = int64(groups) * step * PART_BYTES  # from a thread's part to its next, but for the head
+        next_at = part_at + hop - select(group == 0, of_head, int64(0)) * PART_BYTES
+        logs = int32(smem + threads * 20)
+        dims = cuda.local.array(DIMS_AT_ONCE, float32)
+        owner = int64(quotient(request, q_len) if SPARSE else request)
+        token0 = int64(request - owner * q_len if SPARSE else 0)
+        out = out + owner * out_request + token0 * out_token + int64(four) * (4 * OUT_BYTES)
+        lse_here = lse + owner * lse_request + token0 * lse_token
         end = int32(smaller_int(first_row + rows_per_block, rows))
+        if DEPENDENT:
+            wait_for_last_grid()
         while row < end:
-            token = quotient(row, heads)
-            head = row - token * heads
-            logs = int32(smem + threads * 16)
-            top, weight = weigh_parts(logs, part_lse + int64(row) * 4, slots, count_of_parts, threads)
+            log = load_fresh_f32(log_at, thread < count_of_parts, NEGATIVE_INFINITY)
+            load_parts(part_at, next_at, hop, group, groups, count_of_parts, dims)
             sink = load_f32(sinks + int64(head) * 4, sinks != 0, NEGATIVE_INFINITY) * LOG2_E
+            top = highest_of_parts(logs, log, part_lse + int64(row) * 4, slots, count_of_parts, threads)
+            sums = add_parts(logs, top, next_at, hop, group, groups, count_of_parts, dims)
+            w, x, y, z, weight = add_groups(smem, sums, dims_of_four, group, groups, threads)
             factor, row_lse = finished(top, weight, sink, out_scale)
-            to = lse + int64(owner) * lse_request + int64(token0 + token) * lse_token + int64(head) * lse_head
+            to = lse_here + int64(token) * lse_token + int64(head) * lse_head
             store_f32(to, row_lse * lse_unit, (four == 0) & (group == 0) & (lse != 0))
-            from_here = parts + int64(row) * PART_BYTES + int64(four) * 16
-            sums = add_parts(logs, top, from_here, slots, count_of_parts, group, groups)
-            w, x, y, z = add_groups(smem, sums, dims_of_four, groups, threads)
-            at = out + int64(owner) * out_request + int64(token0 + token) * out_token + int64(head) * out_head
-            at = at + int64(four) * (4 * OUT_BYTES)
+            at = out + int64(token) * out_token + int64(head) * out_head
             store_out(at, w * factor, x * factor, group == 0)
             store_out(at + 2 * OUT_BYTES, y * factor, z * factor, group == 0)
             row = int32(row + 1)
+            head = int32(head + 1)
+            token = int32(select(head == heads, token + 1, token))
+            head = int32(select(head == heads, 0, head))
+            log_at = log_at + 4
+            part_at = part_at + PART_BYTES
+            next_at = next_at + PART_BYTES
             if row < end:
                 barrier()  # the logarithms and the groups' sums have been read
+    elif DEPENDENT:
+        wait_for_last_grid()  # whoever waits for this kernel relies on the one before it
 
 
 def row_of(slots, i):
@@ -158,10 +192,12 @@ def base_of(top):
     return select(top == NEGATIVE_INFINITY, float32(0.0), top)
 
 
-def weigh_parts(logs, part_lse, slots, count, threads):
-    """(the highest log-sum-exp, the sum of 2^(lse - highest)) of a row's parts; log-sum-exps into shared memory."""
+def highest_of_parts(logs, log, part_lse, slots, count, threads):
+    """The highest log-sum-exp of a row's parts; all of them into shared memory. log: that of the part with this
+    thread's number."""
     thread = thread_index()
-    start = int32(0)
+    set_shared_f32(logs + thread * 4, log, thread < count)
+    start = int32(threads)
     while start < count:  # (a `range` counts in 64 bits, and divides where its step is no constant)
         i = int32(start + thread)
         at = part_lse + row_of(slots, i) * 4
@@ -172,64 +208,79 @@ def weigh_parts(logs, part_lse, slots, count, threads):
     top = NEGATIVE_INFINITY
     start = int32(0)
     while start < count:  # every warp looks at all parts
-        i = int32(smaller_int(start + lane, count - 1))
-        top = larger(top, shared_f32(logs + i * 4))
-        start = int32(start + 32)
-    for i in range(5):
-        top = larger(top, shuffle_xor(top, 1 << i))
-    base = base_of(top)
-    weight = float32(0.0)
-    start = int32(0)
-    while start < count:
-        i = int32(start + lane)
-        log = shared_f32(logs + int32(smaller_int(i, count - 1)) * 4)
-        weight = weight + select(i < count, exp2(log - base), float32(0.0))
-        start = int32(start + 32)
-    for i in range(5):
-        weight = weight + shuffle_xor(weight, 1 << i)
-    return top, weight
+        for j in range(AT_ONCE):
+            i = int32(smaller_int(start + j * 32 + lane, count - 1))
+            top = larger(top, shared_f32(logs + i * 4))
+        start = int32(start + AT_ONCE * 32)
+    return warp_max(top)
 
 
-def add_parts(logs, top, parts, slots, count, group, groups):
-    """Four dims of a row: the sum of the parts that this thread's group takes, each times its weight."""
+def load_parts(first_at, next_at, hop, first, groups, count, dims):
+    """Start reading four dims of the parts first, first + groups, ... into dims[AT_ONCE, 4]: at first_at, next_at, and
+    from there on in hops. Zeros past the last part."""
+    for j in range(AT_ONCE):
+        at = first_at if j == 0 else next_at + (j - 1) * hop
+        four = load_fresh_f32x4(at, first + j * groups < count)
+        dims[4 * j], dims[4 * j + 1], dims[4 * j + 2], dims[4 * j + 3] = four
+
+
+def add_parts(logs, top, next_at, hop, group, groups, count, dims):
+    """Four dims of a row, and a weight: the sums over the parts that this thread's group takes, each part times 2 to
+    its log-sum-exp less the highest. dims: of the first parts, from `load_parts`; next_at, hop: as there."""
     base = base_of(top)
     w = float32(0.0)
     x = float32(0.0)
     y = float32(0.0)
     z = float32(0.0)
+    weight = float32(0.0)
+    first = group
     start = int32(0)
     while start < count:
         for j in range(AT_ONCE):
-            i = int32(start + j * groups + group)
+            i = int32(first + j * groups)
             there = i < count
-            dims = load_fresh_f32x4(parts + row_of(slots, i) * PART_BYTES, there)
             log = shared_f32(logs + select(there, i, int32(0)) * 4)
             share = select(there, exp2(log - base), float32(0.0))
-            w = w + share * dims[0]
-            x = x + share * dims[1]
-            y = y + share * dims[2]
-            z = z + share * dims[3]
+            w = w + share * dims[4 * j]
+            x = x + share * dims[4 * j + 1]
+            y = y + share * dims[4 * j + 2]
+            z = z + share * dims[4 * j + 3]
+            weight = weight + share
         start = int32(start + groups * AT_ONCE)
-    return w, x, y, z
+        first = int32(first + groups * AT_ONCE)
+        if start < count:
+            next_at = next_at + AT_ONCE * hop
+            load_parts(next_at - hop, next_at, hop, first, groups, count, dims)
+    return w, x, y, z, weight
 
 
-def add_groups(smem, sums, dims_of_four, groups, threads):
-    """The sums of all groups, in the order of the groups; only the first group's threads need them."""
-    w, x, y, z = sums
+def add_groups(smem, sums, dims_of_four, group, groups, threads):
+    """The sums of all groups, in the order of the groups, in every thread. groups: 1, or a multiple of AT_ONCE."""
+    w, x, y, z, weight = sums
     if groups > 1:
         thread = thread_index()
-        at = int32(smem + thread * 16)
-        set_shared_f32x4(at, sums)
+        weights = int32(smem + threads * 16)
+        set_shared_f32x4(smem + thread * 16, (w, x, y, z))
+        set_shared_f32(weights + thread * 4, weight, 1)
         barrier()
-        last = int32(smem + (threads - 1) * 16)
-        group = int32(1)
-        while group < groups:
-            for _ in range(AT_ONCE):
-                at = int32(at + dims_of_four * 16)
-                more = shared_f32x4(smaller_int(at, last))
-                w = w + select(group < groups, more[0], float32(0.0))
-                x = x + select(group < groups, more[1], float32(0.0))
-                y = y + select(group < groups, more[2], float32(0.0))
-                z = z + select(group < groups, more[3], float32(0.0))
-                group = int32(group + 1)
-    return w, x, y, z
+        other = int32(thread - group * dims_of_four)  # in the first group
+        at = int32(smem + other * 16)
+        weight_at = int32(weights + other * 4)
+        w = float32(0.0)
+        x = float32(0.0)
+        y = float32(0.0)
+        z = float32(0.0)
+        weight = float32(0.0)
+        done = int32(0)
+        while done < groups:
+            for j in range(AT_ONCE):
+                more = shared_f32x4(at + j * dims_of_four * 16)
+                w = w + more[0]
+                x = x + more[1]
+                y = y + more[2]
+                z = z + more[3]
+                weight = weight + shared_f32(weight_at + j * dims_of_four * 4)
+            at = int32(at + AT_ONCE * dims_of_four * 16)
+            weight_at = int32(weight_at + AT_ONCE * dims_of_four * 4)
+            done = int32(done + AT_ONCE)
+    return w, x, y, z, weight

@@ -25,11 +25,13 @@ from mla.backends.xqa.isa import (
     shared_i32,
     shuffle_up,
     thread_index_anew,
+    warp_sum,
 )
 from mla.backends.xqa.kernel.constants import FOUND_AT, LONGEST, SPARSE, THREADS, TILE, TILE_BITS
 from mla.backends.xqa.kernel.numbers import int32, int64, larger_int, select, smaller_int
 
 ALONE = 8
+MEASURED = 4  # requests that each lane of a warp measures in `begin_and_total`
 
 
 def read_integer(address, wide, ok):
@@ -89,11 +91,26 @@ def block_sum(smem, value):
     return before, total
 
 
-def units_from(smem, lengths, requests, overhead, start):
-    """Units of as many requests as there are threads: (this thread's request's, those before it, all of theirs)."""
+def units_of_one(lengths, requests, overhead, start):
+    """Units of this thread's request, of as many requests as there are threads."""
     request = start + thread_index_anew()
     ok = request < requests
-    units = int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
+    return int32(select(ok, tiles_of(lengths, request, ok) + overhead, 0))
+
+
+def sum_of_first(smem, lengths, requests, overhead, units):
+    """What `units_from` request 0 on gives, from `units_of_one`. A single request's length is read by every thread:
+    there is nothing to sum."""
+    if requests == 1:
+        part = int32(tiles_of(lengths, int32(0), 1) + overhead)
+        return units, int32(part - units), part
+    before, part = block_sum(smem, units)
+    return units, before, part
+
+
+def units_from(smem, lengths, requests, overhead, start):
+    """Units of as many requests as there are threads: (this thread's request's, those before it, all of theirs)."""
+    units = units_of_one(lengths, requests, overhead, start)
     before, part = block_sum(smem, units)
     return units, before, part
 
@@ -104,6 +121,21 @@ def units_after(smem, lengths, requests, overhead, start):
     for first in range(start, requests, THREADS):
         total = int32(total + units_from(smem, lengths, requests, overhead, int32(first))[2])
     return total
+
+
+def begin_and_total(lengths, requests, overhead, request):
+    """(the first unit of a request, units of all requests), found by each warp for itself: of 32 * MEASURED requests at
+    most, whose lengths it reads all at once."""
+    lane = thread_index_anew() & 31
+    before = int32(0)
+    total = int32(0)
+    for i in range(MEASURED):
+        other = int32(lane + 32 * i)
+        ok = other < requests
+        units = int32(select(ok, tiles_of(lengths, other, ok) + overhead, 0))
+        before = int32(before + select(other < request, units, 0))
+        total = int32(total + units)
+    return warp_sum(before), warp_sum(total)
 
 
 def request_at(smem, lengths, requests, overhead, units_of_first, unit):
