@@ -38,9 +38,11 @@ def load_queries(
     WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [WARPS, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [WARPS, 1], [1, 0])
     if SPARSE:
-        start = q_ptr + (item // Q_LEN).to(gl.int64) * stride_q_request + (item % Q_LEN).to(gl.int64) * stride_q_token
+        start = (item // Q_LEN).to(gl.int64) * stride_q_request + (item % Q_LEN).to(gl.int64) * stride_q_token
     else:
-        start = q_ptr + item.to(gl.int64) * stride_q_request
+        start = item.to(gl.int64) * stride_q_request
+    # Said of the rows once more: where an item has one row, the compiler drops the sum there, and what was said of it.
+    start = gl.multiple_of(q_ptr + start, 16)
     row = tile * BM + gl.arange(0, BM, gl.SliceLayout(1, WIDE))
     where, live = query_rows(start, row, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
     at = where[:, None] + gl.arange(0, R, gl.SliceLayout(0, WIDE))[None, :]

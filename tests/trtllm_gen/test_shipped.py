@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from typing import Any
 
@@ -80,3 +81,25 @@ def test_hopper_s_own_kernels_spill_next_to_nothing_in_their_loops(codes: Any) -
     """The loading warps of 64 rows have 72 registers, and fetch two spilled ones a block."""
     counts = {code.name: code.loop_spills for code in codes if code.name.startswith("Hopper")}
     assert all(count <= 2 * ("64 rows" in name) for name, count in counts.items()), counts
+
+
+def test_hopper_s_own_kernel_compiles_for_every_number_of_heads_and_query_tokens() -> None:
+    """Where an item has one row, the compiler folds the addresses of queries to one, and once forgot that they are aligned."""
+    from mla.backends.trtllm_gen.arguments import ahead_of_time
+    from mla.backends.trtllm_gen.configurations import tile_for
+    from mla.backends.trtllm_gen.machine_code import compile_all, job_of
+
+    jobs = []
+    for dtype, size in (("bf16", 2), ("fp8e4nv", 1)):
+        for heads, q_len, sparse in (
+            (1, 1, True),
+            (1, 1, False),
+            (1, 3, True),
+            (1, 3, False),
+            (17, 2, True),
+            (3, 5, False),
+        ):
+            tile = tile_for((9, 0), heads if sparse else heads * q_len, size, hopper=True, sparse=sparse)
+            made = ahead_of_time((9, 0), tile, dtype, heads=heads, q_len=q_len, sparse=sparse, page_size=16)
+            jobs.append(job_of(dataclasses.replace(made, name=f"{made.name}, H = {heads}"), (9, 0)))
+    assert {code.name: code.error for code in compile_all(jobs, processes=2) if code.error or not code.fits} == {}
