@@ -206,7 +206,8 @@ PROPERTIES: tuple[Property, ...] = (
     Property(
         "heads",
         "every head count is right, and no head is mixed with another",
-        tuple(replace(SMALL, lengths=(9, 20), heads=heads, q_len=2) for heads in (1, 3, 6, 8, 12, 16, 20, 24, 40, 64, 96, 128, 130)),
+        tuple(replace(SMALL, lengths=(9, 20), heads=heads, q_len=2) for heads in (1, 3, 6, 8, 12, 16, 20, 24, 40, 64, 96, 128, 130))
+        + tuple(replace(SMALL, lengths=(9, 20), heads=heads, top_k=8) for heads in (1, 3, 128)),
         variable=True,
     ),
     Property(
