@@ -28,6 +28,11 @@ torch.set_num_threads(1)  # many small tensors: more threads only wait for each 
 torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that take long begin first, so that none is left alone with one processor at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 @pytest.fixture(params=["reference"])
 def backend(request: pytest.FixtureRequest) -> str:
     """Every backend that claims the whole contract on this machine."""

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+]
 
 CHIPS = [(8, 0), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)]
 # What multiplies, by chip and kind of kernel. Tiles below 64 rows are mma.sync, but where operands are swapped (Hopper).
