@@ -32,6 +32,7 @@ def hold_together(case: Case) -> None:
     assert call.disturbed() == []
 
 
+@pytest.mark.no_cover  # the other tests run the same lines
 @settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(cases())
 def test_literal_batched_and_public_call_agree_on_any_problem(case):

@@ -48,7 +48,11 @@ def aot():
         yield aot
 
 
-@pytest.mark.parametrize(("kind", "row_tiles", "capability"), NEEDED, ids=str)
+@pytest.mark.parametrize(  # coverage slows Numba down, and all of these run the same lines
+    ("kind", "row_tiles", "capability"),
+    [pytest.param(*needed, marks=pytest.mark.no_cover if needed != NEEDED[0] else ()) for needed in NEEDED],
+    ids=str,
+)
 def test_nothing_spills_and_the_tensor_cores_are_used(aot, kind, row_tiles, capability):
     form = aot.claimed(Config(kind, row_tiles=row_tiles), capability)
     record = aot.record(form, "decode", capability)
