@@ -18,7 +18,7 @@ class Hopper:
     """How threads of the Gluon kernel share registers, and what shared memory holds.
 
     Attributes:
-        load_registers: of each thread that loads or widens; those that compute get what is left.
+        load_registers: of each thread that loads; those that compute get what is left.
         launch_registers: of each thread at first, 0 for as many as there are. With fewer, programs of the merge kernel
             fit beside and are ready when the decode kernel ends.
         query_places: row tiles of queries in shared memory; with two, an item's are loaded before its turn comes.
@@ -99,7 +99,7 @@ def tile_for(chip: Chip | None, rows: int, cache_bytes: int, *, hopper: bool, sp
         hoppers = _HOPPER_8_SPARSE if sparse else _HOPPER_8
     else:
         hoppers = _HOPPER_16_SPARSE if sparse else _HOPPER_16
-    if chip == (9, 0) and hopper and height in hoppers:
+    if chip == (9, 0) and hopper:
         return hoppers[height]
     two_bytes, one_byte = _BY_CHIP[chip]
     tiles = two_bytes if cache_bytes == 2 else one_byte

@@ -67,8 +67,8 @@ def per_key(x, SWAP: gl.constexpr):
 
 
 @gluon.jit
-def start_scores(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexpr, SWAP: gl.constexpr):
-    """Start q . k over all D for a block in shared memory: [keys, BM] if swapped, [BM, keys] if not."""
+def scores_of(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexpr, SWAP: gl.constexpr):
+    """q . k over all D for a block in shared memory: [keys, BM] if swapped, [BM, keys] if not."""
     if SWAP:
         s = gl.zeros([BN, BM], gl.float32, S_LAYOUT)
         s = warpgroup_mma(keys, q.permute((1, 0)), s, use_acc=False, is_async=True)
@@ -77,7 +77,7 @@ def start_scores(keys, ropes, q, q_rope, S_LAYOUT: gl.constexpr, BM: gl.constexp
         s = gl.zeros([BM, BN], gl.float32, S_LAYOUT)
         s = warpgroup_mma(q, keys.permute((1, 0)), s, use_acc=False, is_async=True)
         s = warpgroup_mma(q_rope, ropes.permute((1, 0)), s, is_async=True)
-    return s
+    return warpgroup_mma_wait(0, deps=[s])
 
 
 @gluon.jit
@@ -179,8 +179,7 @@ def compute_warps(
 ):  # fmt: skip
     """Scores, softmax and values of every block in the order of the ring, rows or parts at the end of each piece.
 
-    Queries of the next item are asked for early: with two places for them before the blocks of this one are computed,
-    with one as soon as they are, before its rows end.
+    With two places for queries, those of the next item are asked for before the blocks of this one are computed.
     """
     NARROW: gl.constexpr = VEC == 16  # e4m3
     SWAP: gl.constexpr = NARROW or BM < 64
@@ -256,8 +255,7 @@ def compute_warps(
                     if block * BN + BN > length - Q_LEN + 1:
                         clear_odd(keys.index(place), bias.index(place), block * BN, length - Q_LEN + 1, VEC)
                 joins = bias.index(place).load(gl.SliceLayout(1 - KEYS, SCORE))
-                raw = start_scores(keys.index(place), ropes.index(place), q_smem, q_rope_smem, SCORE, BM, SWAP)
-                raw = warpgroup_mma_wait(0, deps=[raw])
+                raw = scores_of(keys.index(place), ropes.index(place), q_smem, q_rope_smem, SCORE, BM, SWAP)
                 s = raw * scale + per_key(joins, SWAP)
                 if CAUSAL:
                     if block * BN + BN > length - Q_LEN + 1:

@@ -1,4 +1,4 @@
-"""What Hopper's decode kernel does besides computing, in Gluon: the plan, where keys lie, loading them, widening e4m3."""
+"""What Hopper's decode kernel does besides computing, in Gluon: the plan, where keys lie, loading them."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
