@@ -159,6 +159,7 @@ def _shipped(chip: Chip) -> Iterator[Shipped]:
     if chip == (9, 0):
         yield ahead_of_time(chip, tile_for(chip, 16, 2, hopper=False), "bf16", heads=16, q_len=1)
         yield ahead_of_time(chip, tile_for(chip, 128, 2, hopper=False), "bf16", heads=128, q_len=1)
+        yield ahead_of_time(chip, tile_for(chip, 128, 1, hopper=False), "fp8e4nv", heads=128, q_len=1)
     yield ahead_of_time(chip, merge_for(16, False), "bf16", heads=16, q_len=1)
     yield ahead_of_time(chip, merge_for(512, False), "bf16", heads=16, q_len=1)
     yield ahead_of_time(chip, merge_for(2048, False), "bf16", heads=16, q_len=1)
