@@ -35,6 +35,7 @@ FIGURES = {
     "spill_stores": re.compile(r"(\d+) bytes spill stores"),
     "spill_loads": re.compile(r"(\d+) bytes spill loads"),
 }
+OPERANDS = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?[A-Z][\w.]*\s*([^;]*?)\s*;")
 SERIALIZED = re.compile(r"\((C75\d\d)\) (.*)")
 
 
@@ -122,6 +123,7 @@ def compile_here(job: JobDict) -> dict[str, Any]:
         "shared_bytes": compiled.metadata.shared,
         "tensor_memory": compiled.metadata.tmem_size,
         "loop_spills": loop_spills(listing),
+        "unguarded": unguarded(listing),
         "instructions": dict(classes),
         "matrix_instructions": {
             name: count for name, count in counts.items() if name.partition(".")[0].endswith("MMA")
@@ -179,6 +181,25 @@ def loop_spills(listing: str) -> int:
     around = {min(found, key=len) for at in at_work if (found := [loop for loop in loops if at in loop])}
     innermost = [one for one in around if not any(_holds(one, other) for other in around)]
     return sum(names[at] in ("LDL", "STL") for at in set(chain.from_iterable(innermost)))
+
+
+def unguarded(listing: str) -> int:
+    """Barriers of a disassembly at which groups of warps get what to do, and which no other barrier guards.
+
+    Triton hands over through shared memory at barrier 1 of all threads, and may write where warps that are late still
+    read: a barrier has to stand between the last reading and that writing.
+    """
+    found, since = 0, ""
+    for line in listing.splitlines():
+        instruction = INSTRUCTION.match(line)
+        name = instruction[1].partition(".")[0] if instruction else ""
+        if name == "BAR":
+            operands = OPERANDS.match(line)
+            found += bool(operands and operands[1] == "0x1" and re.search("LDS .*STS ", since))
+            since = ""
+        elif name in ("LDS", "STS"):
+            since += name + " "
+    return found
 
 
 def _holds(one: range, other: range) -> bool:

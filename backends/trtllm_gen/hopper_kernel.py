@@ -89,6 +89,9 @@ def hopper_kernel(
     if TENSOR_2:
         out_scale = gl.load(bmm2)
     scale = scale * LOG2E
+    # The compiler (Triton 3.6) writes what it hands over to where the plan's last sum stood, while slower warps may still
+    # read that. Without this barrier a warp now and then walked other blocks than the rest, which waited for it for ever.
+    gl.thread_barrier()
     gl.warp_specialize(
         [
             (

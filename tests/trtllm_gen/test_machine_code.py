@@ -150,6 +150,19 @@ def test_spills_are_counted_in_the_innermost_loops_that_copy_or_multiply() -> No
     assert compiling.loop_spills("") == 0
 
 
+def test_a_hand_over_that_warps_may_still_read_over_is_counted() -> None:
+    def code(*lines: str) -> str:
+        return "\n".join(f"        /*0010*/   {line} ;" for line in lines)
+
+    sum_, read, give = "BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R7, [UR5+0x2da00]", "@P0 STS.128 [UR5+0x2da00], R4"
+    all_, rest = "BAR.SYNC.DEFER_BLOCKING 0x1", "IMAD R5, R15, R9, R16"
+    assert compiling.unguarded(code(sum_, read, rest, give, all_)) == 1
+    assert compiling.unguarded(code(sum_, read, sum_, rest, give, all_)) == 0
+    assert compiling.unguarded(code(sum_, give, read, all_, sum_, read, give, all_)) == 1
+    assert compiling.unguarded(code(sum_, read, give, sum_, all_, read, rest, all_)) == 0
+    assert compiling.unguarded("") == 0
+
+
 def test_the_compiling_process_forks_for_each_job_and_outlives_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
