@@ -196,11 +196,11 @@ def decode_kernel(
     if PDL:
         tl.extra.cuda.gdc_wait()  # for whatever writes the inputs
         tl.extra.cuda.gdc_launch_dependents()  # the merge may take its place: it waits for this grid's end itself
-    total, used, item, before = locate(
+    used, line, sharing, item, before = locate(
         team, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
     )
-    lo = first_unit(team, total, used)
-    hi = tl.where(team < used, first_unit(team + 1, total, used), 0)  # nothing for a team that is not used
+    lo = first_unit(team, line, sharing)
+    hi = tl.where(team < used, first_unit(team + 1, line, sharing), 0)  # nothing for a team that is not used
 
     ROWS: tl.constexpr = HEADS if SPARSE else Q_LEN * HEADS
     tile_row = tl.arange(0, BM)

@@ -78,11 +78,11 @@ def hopper_kernel(
     gl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; // $0", "=r,l", [at.to(gl.int64, bitcast=True)], dtype=gl.int32, is_pure=False, pack=1
     )
-    total, used, item, before = locate(
+    used, line, sharing, item, before = locate(
         team, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
     )
-    lo = first_unit(team, total, used)
-    hi = gl.where(team < used, first_unit(team + 1, total, used), 0)  # nothing for a team that is not used
+    lo = first_unit(team, line, sharing)
+    hi = gl.where(team < used, first_unit(team + 1, line, sharing), 0)  # nothing for a team that is not used
     scale, out_scale = bmm1, bmm2
     if TENSOR_1:
         scale = gl.load(bmm1)

@@ -9,7 +9,7 @@ from mla.backends.trtllm_gen import plan_kernel
 keys_of = gluon.jit(plan_kernel.keys_of.fn)
 pieces_in = gluon.jit(plan_kernel.pieces_in.fn)
 units_of = gluon.jit(plan_kernel.units_of.fn)
-teams_used = gluon.jit(plan_kernel.teams_used.fn)
+deal = gluon.jit(plan_kernel.deal.fn)
 first_unit = gluon.jit(plan_kernel.first_unit.fn)
 
 R = gl.constexpr(512)
@@ -27,14 +27,14 @@ def locate(
     team, teams, lens_ptr, stride_lens, items, Q_LEN: gl.constexpr, SPARSE: gl.constexpr, most, PIECE: gl.constexpr,
     OVERHEAD: gl.constexpr, MIN_UNITS: gl.constexpr, SCAN: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
-    """(total units, teams used, first item of the team, units before that item), as `plan_kernel.locate`."""
+    """(teams used, units of a line, teams that share it, first item of the team, units before it), as `plan_kernel.locate`."""
     VECTOR: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     item = gl.arange(0, SCAN, VECTOR)
     if ONCE:
         units = units_of(lens_ptr, stride_lens, item, item < items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
         total = gl.sum(units, 0)
-        used = teams_used(total, gl.max(units, 0), items, teams, MIN_UNITS)
-        passed = (item < items) & (gl.associative_scan(units, 0, _add) <= first_unit(team, total, used))
+        used, line, sharing = deal(total, gl.max(units, 0), items, teams, MIN_UNITS)
+        passed = (item < items) & (gl.associative_scan(units, 0, _add) <= first_unit(team, line, sharing))
         found = gl.sum(passed.to(gl.int32), 0)
         before = gl.sum(gl.where(passed, units, 0), 0)
     else:
@@ -44,8 +44,8 @@ def locate(
             units = units_of(lens_ptr, stride_lens, start + item, live, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
             total += gl.sum(units, 0)
             largest = gl.maximum(largest, gl.max(units, 0))
-        used = teams_used(total, largest, items, teams, MIN_UNITS)
-        unit = first_unit(team, total, used)
+        used, line, sharing = deal(total, largest, items, teams, MIN_UNITS)
+        unit = first_unit(team, line, sharing)
         found, before, seen = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor(0)
         for start in range(0, items, SCAN):
             live = start + item < items
@@ -54,7 +54,7 @@ def locate(
             found += gl.sum(passed.to(gl.int32), 0)
             before += gl.sum(gl.where(passed, units, 0), 0)
             seen += gl.sum(units, 0)
-    return total, used, found, before
+    return used, line, sharing, found, before
 
 
 @gluon.jit

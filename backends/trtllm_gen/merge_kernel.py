@@ -38,12 +38,12 @@ def merge_kernel(
     row_live = row < ROWS
     index = pid // CHUNKS // GROUPS
     if BY_TEAM:
-        total, used, item, before = locate(
+        _, line, sharing, item, before = locate(
             index, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
         )
     else:
         item = index
-        total, used, before = units_before(
+        _, line, sharing, before = units_before(
             item, teams, lens_ptr, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN
         )
     keys, _ = keys_of(lens_ptr, stride_lens, item, item < items, Q_LEN, SPARSE, most)
@@ -53,8 +53,8 @@ def merge_kernel(
         merges = parts > 1
         first_team = 0
     else:
-        first_team = owner_of(before + OVERHEAD, total, used)
-        last_team = owner_of(before + OVERHEAD + pieces - 1, total, used)
+        first_team = owner_of(before + OVERHEAD, line, sharing)
+        last_team = owner_of(before + OVERHEAD + pieces - 1, line, sharing)
         parts = last_team - first_team + 1
         merges = parts > 1
         if BY_TEAM:

@@ -7,9 +7,10 @@ Vocabulary
     unit    a piece, or one of the OVERHEAD units before an item's pieces (loading queries, writing rows).
     team    one program per row tile, walking the same blocks at the same time so that the tiles meet in L2.
 
-All units stand in one line, item after item, and each team takes the next `total // used` or one more of them. An item
-that lies in one team is finished there; one that is cut is merged from one part per team. Nobody but the device knows the
-lengths; decode and merge kernels both make this plan from them and so agree.
+All units stand in one line, item after item, and each team takes the next `line // sharing` or one more of them; where
+all items are of one size, each may be a line of its own (`deal`). An item that lies in one team is finished there; one
+that is cut is merged from one part per team. Nobody but the device knows the lengths; decode and merge kernels both make
+this plan from them and so agree.
 """
 
 import triton
@@ -57,32 +58,41 @@ def units_of(
 
 
 @triton.jit
-def teams_used(total, largest, items, teams, MIN_UNITS: tl.constexpr):
-    """Teams that get work: no more than leave each MIN_UNITS units.
+def deal(total, largest, items, teams, MIN_UNITS: tl.constexpr):
+    """(teams that get work, units of a line, teams that share a line) of `total` units, `largest` of them of one item.
 
-    Where all items are of one size (`largest` times `items` is `total`) and dealing them out whole costs at most a
-    sixteenth, fewer teams are used, so that no item is cut and nothing is left to merge.
+    One line of all units, and no more teams than leave each MIN_UNITS. But where all items are of one size, fewer teams
+    are used if at most a sixteenth of them is left out, so that each has items of its own and cuts none, or no team has a
+    part of two items: each item is a line of its own then.
     """
     used = tl.minimum(tl.maximum(total // MIN_UNITS, 1), teams)
-    each = (items + teams - 1) // teams
-    whole = (largest * items == total) & (items % each == 0) & (each * teams * 16 <= items * 17)
-    return tl.where(whole, items // each, used)
+    items_each, teams_each = (items + teams - 1) // teams, teams // items
+    alike = largest * items == total
+    whole = alike & (items % items_each == 0) & (items_each * teams * 16 <= items * 17)
+    apart = alike & (teams_each > 0) & (teams_each * MIN_UNITS <= largest) & (teams * 16 <= teams_each * items * 17)
+    used = tl.where(apart, items * teams_each, tl.where(whole, items // items_each, used))
+    lines = tl.where(apart, items, 1)
+    return used, total // lines, used // lines
 
 
 @triton.jit
-def first_unit(team, total, used):
-    """The first unit of a team; of the team after the last one, `total`."""
-    share = total // used
-    return team * share + tl.minimum(team, total - share * used)
+def first_unit(team, line, sharing):
+    """The first unit of a team; of the team after the last one that is used, the number of all units."""
+    before = team // sharing
+    place = team - before * sharing
+    share = line // sharing
+    return before * line + place * share + tl.minimum(place, line - share * sharing)
 
 
 @triton.jit
-def owner_of(unit, total, used):
+def owner_of(unit, line, sharing):
     """The team that a unit belongs to."""
-    share = total // used
-    longer = total - share * used  # so many teams have one unit more
+    before = unit // line
+    place = unit - before * line
+    share = line // sharing
+    longer = line - share * sharing  # so many teams have one unit more
     edge = longer * (share + 1)
-    return tl.where(unit < edge, unit // (share + 1), longer + (unit - edge) // share)
+    return before * sharing + tl.where(place < edge, place // (share + 1), longer + (place - edge) // share)
 
 
 @triton.jit
@@ -90,13 +100,16 @@ def locate(
     team, teams, lens_ptr, stride_lens, items, Q_LEN: tl.constexpr, SPARSE: tl.constexpr, most, BN: tl.constexpr,
     PIECE: tl.constexpr, OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr, SCAN: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """(total units, teams used, first item of the team, units before that item). ONCE: items <= SCAN."""
+    """(teams used, units of a line, teams that share it, first item of the team, units before that item).
+
+    ONCE: items <= SCAN.
+    """
     item = tl.arange(0, SCAN)
     if ONCE:
         units = units_of(lens_ptr, stride_lens, item, item < items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
         total = tl.sum(units, 0)
-        used = teams_used(total, tl.max(units, 0), items, teams, MIN_UNITS)
-        passed = (item < items) & (tl.cumsum(units, 0) <= first_unit(team, total, used))
+        used, line, sharing = deal(total, tl.max(units, 0), items, teams, MIN_UNITS)
+        passed = (item < items) & (tl.cumsum(units, 0) <= first_unit(team, line, sharing))
         found = tl.sum(passed.to(tl.int32), 0)
         before = tl.sum(tl.where(passed, units, 0), 0)
     else:
@@ -106,8 +119,8 @@ def locate(
             units = units_of(lens_ptr, stride_lens, start + item, live, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
             total += tl.sum(units, 0)
             largest = tl.maximum(largest, tl.max(units, 0))
-        used = teams_used(total, largest, items, teams, MIN_UNITS)
-        unit = first_unit(team, total, used)
+        used, line, sharing = deal(total, largest, items, teams, MIN_UNITS)
+        unit = first_unit(team, line, sharing)
         found, before, seen = 0, 0, 0
         for start in range(0, items, SCAN):
             live = start + item < items
@@ -116,7 +129,7 @@ def locate(
             found += tl.sum(passed.to(tl.int32), 0)
             before += tl.sum(tl.where(passed, units, 0), 0)
             seen += tl.sum(units, 0)
-    return total, used, found, before
+    return used, line, sharing, found, before
 
 
 @triton.jit
@@ -124,7 +137,7 @@ def units_before(
     item, teams, lens_ptr, stride_lens, items, Q_LEN: tl.constexpr, SPARSE: tl.constexpr, most, BN: tl.constexpr,
     PIECE: tl.constexpr, OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr, SCAN: tl.constexpr,
 ):  # fmt: skip
-    """(total units, teams used, units before the item)."""
+    """(teams used, units of a line, teams that share it, units before the item)."""
     total, before, largest = 0, 0, 0
     for start in range(0, items, SCAN):
         other = start + tl.arange(0, SCAN)
@@ -132,4 +145,5 @@ def units_before(
         total += tl.sum(units, 0)
         largest = tl.maximum(largest, tl.max(units, 0))
         before += tl.sum(tl.where(other < item, units, 0), 0)
-    return total, teams_used(total, largest, items, teams, MIN_UNITS), before
+    used, line, sharing = deal(total, largest, items, teams, MIN_UNITS)
+    return used, line, sharing, before

@@ -29,17 +29,16 @@ def teams_kernel(
     SPARSE: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr, OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr,
     SCAN: tl.constexpr, ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Per team: (total, used, its first item, units before that item, its first unit, the next team's first unit)."""
+    """Per team: (used, its first item, units before that item, its first unit, the next team's first unit)."""
     team = tl.program_id(0)
-    total, used, item, before = locate(
+    used, line, sharing, item, before = locate(
         team, teams, lens, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN, ONCE
     )
-    tl.store(out + team * 6 + 0, total)
-    tl.store(out + team * 6 + 1, used)
-    tl.store(out + team * 6 + 2, item)
-    tl.store(out + team * 6 + 3, before)
-    tl.store(out + team * 6 + 4, first_unit(team, total, used))
-    tl.store(out + team * 6 + 5, first_unit(team + 1, total, used))
+    tl.store(out + team * 5 + 0, used)
+    tl.store(out + team * 5 + 1, item)
+    tl.store(out + team * 5 + 2, before)
+    tl.store(out + team * 5 + 3, first_unit(team, line, sharing))
+    tl.store(out + team * 5 + 4, first_unit(team + 1, line, sharing))
 
 
 @triton.jit
@@ -48,21 +47,20 @@ def items_kernel(
     SPARSE: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr, OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr,
     SCAN: tl.constexpr,
 ):  # fmt: skip
-    """Per item: (total, used, units before it, keys, blocks, pieces, owner of its first and of its last piece)."""
+    """Per item: (used, units before it, keys, blocks, pieces, owner of its first and of its last piece)."""
     item = tl.program_id(0)
-    total, used, before = units_before(
+    used, line, sharing, before = units_before(
         item, teams, lens, stride_lens, items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD, MIN_UNITS, SCAN
     )
     keys, _ = keys_of(lens, stride_lens, item, item < items, Q_LEN, SPARSE, most)
     blocks, pieces = pieces_in(keys, BN, PIECE)
-    tl.store(out + item * 8 + 0, total)
-    tl.store(out + item * 8 + 1, used)
-    tl.store(out + item * 8 + 2, before)
-    tl.store(out + item * 8 + 3, keys)
-    tl.store(out + item * 8 + 4, blocks)
-    tl.store(out + item * 8 + 5, pieces)
-    tl.store(out + item * 8 + 6, owner_of(before + OVERHEAD, total, used))
-    tl.store(out + item * 8 + 7, owner_of(before + OVERHEAD + pieces - 1, total, used))
+    tl.store(out + item * 7 + 0, used)
+    tl.store(out + item * 7 + 1, before)
+    tl.store(out + item * 7 + 2, keys)
+    tl.store(out + item * 7 + 3, blocks)
+    tl.store(out + item * 7 + 4, pieces)
+    tl.store(out + item * 7 + 5, owner_of(before + OVERHEAD, line, sharing))
+    tl.store(out + item * 7 + 6, owner_of(before + OVERHEAD + pieces - 1, line, sharing))
 
 
 @dataclass(frozen=True)
@@ -99,8 +97,11 @@ def rounded_up(number: int, unit: int) -> int:
     return (number + unit - 1) // unit
 
 
-def deal(batch: Batch) -> Deal:
-    """All units in one line, dealt to the teams one after another, as evenly as whole units allow."""
+def dealt(batch: Batch) -> Deal:
+    """All units in one line, dealt to the teams one after another, as evenly as whole units allow.
+
+    Items of one size: to so many teams that each has whole items, or that each item has teams of its own.
+    """
     line: list[tuple[int, int | None]] = []
     sizes = set()
     for item, keys in enumerate(batch.keys()):
@@ -112,10 +113,15 @@ def deal(batch: Batch) -> Deal:
     each = rounded_up(items, batch.teams)  # items of the busiest team, if all items are dealt whole
     if len(sizes) == 1 and items % each == 0 and Fraction(each * batch.teams, items) <= Fraction(17, 16):
         used = items // each
-    share, longer = divmod(len(line), used)
+    lines = 1
+    teams_each = batch.teams // items  # teams of an item, if none has a part of two
+    enough = 1 <= teams_each * batch.min_units <= len(line) // items
+    if len(sizes) == 1 and enough and Fraction(batch.teams, teams_each * items) <= Fraction(17, 16):
+        used, lines = teams_each * items, items
+    share, longer = divmod(len(line) // lines, used // lines)
     hands, rest = [], line
     for team in range(batch.teams):
-        take = 0 if team >= used else share + 1 if team < longer else share
+        take = 0 if team >= used else share + 1 if team % (used // lines) < longer else share
         hands.append(rest[:take])
         rest = rest[take:]
     assert rest == []
@@ -129,8 +135,8 @@ def run(batch: Batch, *, stride: int = 1, dtype: torch.dtype = torch.int32) -> t
     lens[:, 0] = torch.tensor(batch.lengths)
     constants: dict[str, Any] = dict(Q_LEN=batch.q_len, SPARSE=batch.sparse, BN=batch.block, PIECE=batch.piece)
     constants |= dict(OVERHEAD=batch.overhead, MIN_UNITS=batch.min_units, SCAN=batch.scan)
-    by_team = torch.full((batch.teams, 6), -1, dtype=torch.int32)
-    by_item = torch.full((items, 8), -1, dtype=torch.int32)
+    by_team = torch.full((batch.teams, 5), -1, dtype=torch.int32)
+    by_item = torch.full((items, 7), -1, dtype=torch.int32)
     shared = (lens, stride, items, batch.teams, batch.most)
     teams_kernel[(batch.teams,)](by_team, *shared, **constants, ONCE=items <= batch.scan)
     items_kernel[(items,)](by_item, *shared, **constants)
@@ -139,7 +145,7 @@ def run(batch: Batch, *, stride: int = 1, dtype: torch.dtype = torch.int32) -> t
 
 def hold(batch: Batch, **how: Any) -> Deal:
     """The kernels against the model, and the model against what a deal must be; returns the deal."""
-    by_hand = deal(batch)
+    by_hand = dealt(batch)
     line, hands = by_hand.line, by_hand.hands
     used = sum(bool(hand) for hand in hands)
     by_team, by_item = run(batch, **how)
@@ -149,21 +155,21 @@ def hold(batch: Batch, **how: Any) -> Deal:
     sizes = {len(hand) for hand in hands[:used]}
     assert max(sizes) - min(sizes) <= 1
 
-    for team, (total, in_use, item, before, first, end) in enumerate(by_team):
-        assert (total, in_use) == (len(line), used)
+    for team, (in_use, item, before, first, end) in enumerate(by_team):
+        assert in_use == used
         if team < used:
             assert line[first:end] == hands[team]
             assert item == hands[team][0][0]
             assert line[before][0] == item
             assert before == 0 or line[before - 1][0] != item
         else:
-            assert first >= total
-            assert (item, before) == (len(by_item), total)
+            assert first >= len(line)
+            assert (item, before) == (len(by_item), len(line))
 
     keys = batch.keys()
-    for item, (total, in_use, before, walked, blocks, pieces, begins, ends) in enumerate(by_item):
+    for item, (in_use, before, walked, blocks, pieces, begins, ends) in enumerate(by_item):
         own = [piece for one, piece in line if one == item and piece is not None]
-        assert (total, in_use, walked) == (len(line), used, keys[item])
+        assert (in_use, walked) == (used, keys[item])
         assert line[before][0] == item
         assert before == 0 or line[before - 1][0] != item
         assert own == list(range(pieces))
@@ -259,6 +265,19 @@ def test_equal_items_stay_whole_where_that_costs_at_most_a_sixteenth(items: int,
     assert (cut_items(batch, by_hand) == 0) == cheap
 
 
+@pytest.mark.parametrize(
+    ("items", "teams", "used"), [(64, 132, 128), (16, 132, 128), (32, 264, 256), (3, 9, 9), (5, 17, 17), (3, 16, 16)]
+)
+def test_equal_items_have_teams_of_their_own_where_that_leaves_at_most_a_sixteenth_idle(
+    items: int, teams: int, used: int
+) -> None:
+    by_hand = hold(Batch((320,) * items, teams=teams, scan=32))
+    assert sum(bool(hand) for hand in by_hand.hands) == used
+    owned = [{item for item, _ in hand} for hand in by_hand.hands[:used]]
+    apart = Fraction(teams, teams // items * items) <= Fraction(17, 16)
+    assert all(len(items) == 1 for items in owned) == apart
+
+
 def test_one_long_item_is_cut_among_all_teams() -> None:
     batch = Batch((32 * 79,), teams=8)  # 79 blocks and one unit of overhead: 10 units for each team
     by_hand = hold(batch)
@@ -273,10 +292,10 @@ def test_no_team_gets_less_than_the_least_number_of_units() -> None:
 
 def test_an_item_without_a_key_is_dealt_one_empty_block() -> None:
     _, by_item = run(Batch((0, -3, 1), teams=4))
-    assert [row[3:6] for row in by_item] == [[0, 1, 1], [0, 1, 1], [1, 1, 1]]
+    assert [row[2:5] for row in by_item] == [[0, 1, 1], [0, 1, 1], [1, 1, 1]]
 
 
 def test_a_length_asks_for_no_more_work_than_the_bound() -> None:
     batch = Batch((1 << 30, 5), teams=4, most=65)
-    assert [row[3] for row in run(batch)[1]] == [65, 5]
+    assert [row[2] for row in run(batch)[1]] == [65, 5]
     hold(batch)
