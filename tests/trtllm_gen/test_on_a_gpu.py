@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -240,3 +241,38 @@ def test_a_warm_call_is_found_again_whatever_the_alignment_of_its_tensors(unknow
         assert_close((out.cpu(), lse.cpu()), build(call.case).problem)
         again = call.run(decode)
         assert same(again, expected)
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "heads", "q_len"), [(64, 8192, 16, 1), (32, 4096, 16, 2), (16, 5000, 128, 1)]
+)
+def test_thousands_of_calls_end_and_give_the_same_bits(batch: int, length: int, heads: int, q_len: int) -> None:
+    """A race between the plan and the hand-over to groups of warps once made one call in some hundred never end."""
+    draw = torch.Generator("cuda").manual_seed(7)
+    pages = -(-length // 64)
+    cache = torch.randn(batch * pages, 64, 576, generator=draw, device="cuda", dtype=torch.bfloat16)
+    arguments = dict(
+        query=torch.randn(batch, q_len, heads, 576, generator=draw, device="cuda", dtype=torch.bfloat16),
+        kv_cache=cache,
+        workspace_buffer=torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"),
+        qk_nope_head_dim=128,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        block_tables=torch.randperm(batch * pages, generator=draw, device="cuda").to(torch.int32).view(batch, pages),
+        seq_lens=torch.full((batch,), length, dtype=torch.int32, device="cuda"),
+        max_seq_len=length,
+        bmm1_scale=192**-0.5,
+    )
+    wanted = decode(**arguments)
+    out, different = torch.empty_like(wanted), torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(3000):
+        decode(**arguments, out=out)
+        different += (out != wanted).any()
+    done = torch.cuda.Event()
+    done.record()
+    deadline = time.monotonic() + 60
+    while not done.query():
+        if time.monotonic() > deadline:
+            pytest.exit("a call never ended; the device is lost to this process", returncode=1)
+        time.sleep(0.01)
+    assert different.item() == 0

@@ -1,0 +1,155 @@
+"""Who takes which tiles: what the decode kernel deals, what the merge kernel makes of it, and what any deal must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from mla.backends.xqa.config import Config
+from mla.backends.xqa.emulator.launch import Grid, run_grid
+from mla.backends.xqa.emulator.memory import GlobalMemory
+from mla.backends.xqa.kernel.schedule import ALONE
+from tests.xqa.dealing_kernels import dealing, merging
+
+
+@dataclass(frozen=True)
+class Deal:
+    """owners[request]: the team of each tile. joins[request]: (first team, last team), by the merge kernel."""
+
+    owners: list[list[int]]
+    joins: list[tuple[int, int]]
+
+    @property
+    def hands(self) -> dict[int, list[tuple[int, int]]]:
+        """Team -> the (request, tile) that it takes."""
+        hands: dict[int, list[tuple[int, int]]] = {}
+        for request, owners in enumerate(self.owners):
+            for tile, team in enumerate(owners):
+                hands.setdefault(team, []).append((request, tile))
+        return hands
+
+
+def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> Deal:
+    """The deal of requests of so many tiles, held to what any deal must be."""
+    config = Config()
+    lengths = torch.tensor([max(count, 0) * config.tile for count in tiles], dtype=torch.int32)
+    columns = max([*tiles, 1])
+    owners = torch.zeros(len(tiles), columns, dtype=torch.int32)
+    joins = torch.full((len(tiles), 3), -1, dtype=torch.int32)
+    sizes = dict(requests=len(tiles), overhead=overhead, teams=teams, one_each=one_each or teams, at_least=at_least)
+    for kernel, data, blocks, more in (
+        (dealing, owners, teams, dict(piece=piece, columns=columns)),
+        (merging, joins, len(tiles), {}),
+    ):
+        memory = GlobalMemory()
+        memory.add("data", data, writable=True)
+        memory.add("lengths", lengths)
+        arguments = dict(data=data.data_ptr(), lengths=lengths.data_ptr()) | sizes | more
+        run_grid(Grid(kernel, config, arguments, blocks, 256, config.shared_bytes), memory)
+        if len(tiles) > 128 or piece:  # the merge kernel reads what the decode kernel wrote, or asks for pieces
+            break
+    found = Deal(
+        [row[:count] for row, count in zip((owners - 1).tolist(), tiles, strict=True)],
+        [tuple(row[:2]) for row in joins.tolist()],
+    )
+    taken = [team for owners in found.owners for team in owners]
+    assert all(0 <= team < teams for team in taken), "a tile that nobody takes"
+    assert taken == sorted(taken)
+    if joins[0, 2] >= 0:
+        for owners, (first, last) in zip(found.owners, found.joins, strict=True):
+            assert not owners or (first, last) == (owners[0], owners[-1])
+            assert sorted(set(owners)) == list(range(first, last + 1)) or not owners
+    return found
+
+
+@pytest.mark.parametrize(
+    ("requests", "tiles", "teams", "parts"),
+    [
+        (64, 256, 132, 2),  # 64 requests of 8192 keys
+        (32, 128, 132, 4),
+        (32, 128, 264, 8),
+        (16, 128, 264, 16),
+        (3, 40, 12, 4),
+        (5, 7, 5, 1),
+        (1, 100, 7, 7),
+        (5, 64, 8, None),  # 5 of 8 teams are too few
+        (7, 9, 3, None),
+        (6, 9, 3, 1),
+        (128, 64, 66, 1),
+    ],
+)
+def test_equal_requests_share_no_team_where_that_costs_at_most_a_sixteenth(requests, tiles, teams, parts):
+    deal = dealt([tiles] * requests, teams)
+    shared = [team for team, hand in deal.hands.items() if len({request for request, _ in hand}) > 1]
+    busiest = max(map(len, deal.hands.values()))
+    even = Fraction(requests * (tiles + 2), teams)
+    if parts is None:
+        assert shared
+        assert busiest <= even + 1
+    elif requests <= teams:
+        assert shared == []
+        assert {len(set(owners)) for owners in deal.owners} == {parts}
+        assert busiest == -(-tiles // parts)
+    else:
+        assert all(len(set(owners)) == parts for owners in deal.owners), "a request is cut"
+        assert busiest <= Fraction(17, 16) * even
+
+
+def test_unequal_requests_are_dealt_in_one_line():
+    deal = dealt([256] * 63 + [255], 132)
+    assert max(map(len, deal.hands.values())) <= Fraction(63 * 258 + 257, 132) + 1
+    assert len(deal.hands) > 128
+
+
+def test_few_tiles_are_not_cut_into_more_parts_than_joining_is_worth():
+    assert len(dealt([20, 20], 264, one_each=132, at_least=2).hands) == 20
+    assert len(dealt([128] * 4, 264, one_each=132).hands) == 4 * 128 // 4  # 520 units: four for each of 132
+    assert min(map(len, dealt([128] * 16, 264, one_each=132).hands.values())) >= ALONE
+
+
+@pytest.mark.parametrize(
+    ("requests", "tiles", "used"), [(128, 8, 256), (129, 8, 258), (256, 3, 256), (257, 3, 257), (300, 3, 300)]
+)
+def test_as_many_requests_as_threads_are_dealt_alike_and_more_in_one_line(requests, tiles, used):
+    """The merge kernel measures 128 requests itself. In one line, 257 of 3 tiles each make 257 shares of 5 units."""
+    deal = dealt([tiles] * requests, 300)
+    assert len(deal.hands) == used
+    assert max(map(len, deal.hands.values())) == {8: 4, 3: 3}[tiles]
+
+
+@st.composite
+def batches(draw):
+    count = draw(st.integers(1, 12))
+    size = st.integers(0, 40)
+    alike = draw(st.booleans())
+    tiles = [draw(size)] * count if alike else draw(st.lists(size, min_size=count, max_size=count))
+    teams = draw(st.integers(1, 16))
+    return (
+        tiles,
+        teams,
+        draw(st.integers(0, 3)),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, teams)),
+        draw(st.sampled_from([0, 0, 4])),
+    )
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@example(([5, 5], 8, 2, 1, 8, 0))
+@example(([0, 0, 0], 2, 2, 1, 2, 0))
+@given(batches())
+@pytest.mark.no_cover
+def test_every_tile_is_taken_once_and_the_merge_knows_by_whom(batch):
+    tiles, teams, overhead, at_least, one_each, piece = batch
+    deal = dealt(tiles, teams, overhead=overhead, at_least=at_least, one_each=one_each, piece=piece)
+    if piece:
+        return
+    even = Fraction(sum(tiles) + overhead * len(tiles), teams)
+    alone = min(-(-(sum(tiles) + overhead * len(tiles)) // one_each), ALONE)
+    most = max(-(-even // 1), alone, at_least)
+    assert all(len(hand) <= most + most // 16 for hand in deal.hands.values())
