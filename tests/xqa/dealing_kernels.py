@@ -45,14 +45,13 @@ def dealing(data, lengths, requests, overhead, teams, one_each, at_least, piece,
 
 
 def merging(data, lengths, requests, overhead, teams, one_each, at_least):
-    """data [requests, 3]: (first team, last team, a team's units), as the merge kernel finds them."""
+    """data [requests, 2]: (first team, last team), as the merge kernel finds them."""
     request = int32(block_index())
     measure = (lengths, int64(4), 0, 1, 1 << 20)
     count = tiles_of(measure, request, 1)
     begin, share, cost = deal_of_one(measure, requests, overhead, request, count, teams, one_each, at_least)
     first = int32(begin + cost)
     first_thread = thread_index_anew() == 0
-    at = data + int64(request) * 12
+    at = data + int64(request) * 8
     store_i32(at, team_of(first, share), first_thread)
     store_i32(at + 4, team_of(first + larger_int(count - 1, 0), share), first_thread)
-    store_i32(at + 8, share, first_thread)

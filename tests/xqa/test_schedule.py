@@ -40,7 +40,7 @@ def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> De
     lengths = torch.tensor([max(count, 0) * config.tile for count in tiles], dtype=torch.int32)
     columns = max([*tiles, 1])
     owners = torch.zeros(len(tiles), columns, dtype=torch.int32)
-    joins = torch.full((len(tiles), 3), -1, dtype=torch.int32)
+    joins = torch.full((len(tiles), 2), -1, dtype=torch.int32)
     sizes = dict(requests=len(tiles), overhead=overhead, teams=teams, one_each=one_each or teams, at_least=at_least)
     for kernel, data, blocks, more in (
         (dealing, owners, teams, dict(piece=piece, columns=columns)),
@@ -55,12 +55,12 @@ def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> De
             break
     found = Deal(
         [row[:count] for row, count in zip((owners - 1).tolist(), tiles, strict=True)],
-        [tuple(row[:2]) for row in joins.tolist()],
+        [tuple(row) for row in joins.tolist()],
     )
     taken = [team for owners in found.owners for team in owners]
     assert all(0 <= team < teams for team in taken), "a tile that nobody takes"
     assert taken == sorted(taken)
-    if joins[0, 2] >= 0:
+    if joins[0, 0] >= 0:
         for owners, (first, last) in zip(found.owners, found.joins, strict=True):
             assert not owners or (first, last) == (owners[0], owners[-1])
             assert sorted(set(owners)) == list(range(first, last + 1)) or not owners
