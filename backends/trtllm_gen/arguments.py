@@ -13,17 +13,20 @@ from mla.backends.trtllm_gen.configurations import (
     PIECE_KEYS,
     SCANS,
     Hopper,
+    Loads,
     Merge,
     Shipped,
     Tile,
     merge_for,
     tile_for,
 )
+from mla.backends.trtllm_gen.tensor_maps import COLUMNS, pool_rows, type_of
 from mla.problem import Problem
 
 _TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float8_e4m3fn: tl.float8e4nv}
 _LARGEST = (1 << 31) - 1
 R = 512
+NO_MAPS: dict[str, Any] = {"latent_map": None, "rope_map": None}
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def shape_of(
     p = problem
     rows = p.num_heads if p.is_sparse else p.q_len * p.num_heads
     same = p.query.dtype == p.kv_cache.dtype
-    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same, sparse=p.is_sparse)
+    loads: Loads = "slots" if p.is_sparse else "boxes" if pool_rows(p) else "rows"
+    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), loads if aligned and same else None)
     items = p.batch * p.q_len if p.is_sparse else p.batch
     tiles = -(-rows // tile.rows)
     teams = max(sms * (tile.hopper.programs if tile.hopper else 1) // tiles, 1)
@@ -112,7 +116,7 @@ def shape_of(
         TENSOR_1=isinstance(p.bmm1_scale, torch.Tensor),
     )  # fmt: skip
     if tile.hopper:
-        decode |= _hopper(tile.hopper)
+        decode |= _hopper(tile.hopper) | dict(BOXES=loads == "boxes")
     else:
         decode |= dict(
             BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),
@@ -181,12 +185,13 @@ def ahead_of_time(
         Q_LEN=q_len, HEADS=heads, SPARSE=sparse, HAS_SINKS=False, HAS_LSE=False, BASE_E=False, TENSOR_2=False, PIECE=0,
         OVERHEAD=OVERHEAD, MIN_UNITS=1, SCAN=256, ONCE=True, PDL=chip >= (9, 0),
     )  # fmt: skip
+    signature = {**pointers, "bmm1": "fp32", "bmm2": "fp32"}
     folder = "mla.backends.trtllm_gen"
     short = {"bf16": "bf16", "fp8e4nv": "e4m3"}[dtype]
     if isinstance(how, Merge):
         ref = f"{folder}.merge_kernel:merge_kernel"
         name = f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns"
-        constants = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
+        constants: dict[str, Any] = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
     else:
         kind = "Hopper" if how.hopper else "portable"
         name = f"{kind} {short}, {how.rows} rows x {how.keys} keys, Q = {q_len}{', sparse' if sparse else ''}"
@@ -196,11 +201,17 @@ def ahead_of_time(
         if how.hopper:
             ref = f"{folder}.hopper_kernel:hopper_kernel"
             constants |= _hopper(how.hopper)
+            constants["BOXES"] = page_size % how.keys == 0 and not sparse
+            if constants["BOXES"]:
+                number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
+                signature |= {map_: type_of(columns, number) for map_, columns in zip(NO_MAPS, COLUMNS, strict=True)}
+            else:
+                constants |= NO_MAPS
+                name += "" if sparse else f", pages of {page_size}"
         else:
             ref = f"{folder}.decode_kernel:decode_kernel"
             number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
             align = 128 // number.primitive_bitwidth
             constants |= dict(BN=how.keys, ALIGN=align, Q_ALIGN=align, OUT_ALIGN=8, **_products(number, number))
-    signature = {**pointers, "bmm1": "fp32", "bmm2": "fp32"}
     options = options_of(how, pdl=chip >= (9, 0))
     return Shipped(name, ref, signature, constants, tuple(pointers), how.warps, options=options)

@@ -1,8 +1,9 @@
 """The decode kernel of Hopper chips, in Gluon: the same plan, the same results, every warp in its place.
 
-One group of warps loads blocks of 64 keys into a ring in shared memory (asynchronous copies, row by row, so that any page
-size, stride and list of slots will do), the others compute. Tiles of 16 and 32 rows swap the operands, S^T = K Q^T and
-O^T = V^T P^T, which gives the 64 keys to the 64 rows of the tensor cores' instruction; tiles of 64 rows need not.
+One group of warps loads blocks of 64 keys into a ring in shared memory, the others compute. A block that fills a page, or
+a part of one, is copied as a box by the engine for that (TMA), others row by row, so that every page size, stride and list
+of slots will do. Tiles of 16 and 32 rows swap the operands, S^T = K Q^T and O^T = V^T P^T, which gives the 64 keys to the
+64 rows of the tensor cores' instruction; tiles of 64 rows need not.
 """
 
 from triton.experimental import gluon
@@ -39,13 +40,17 @@ def hopper_kernel(
     stride_out_request: gl.int64, stride_out_token: gl.int64, stride_out_head: gl.int64,
     stride_lse_request: gl.int64, stride_lse_token: gl.int64, stride_lse_head: gl.int64,
     items: gl.int32, teams: gl.int32, tiles: gl.int32, width: gl.int32, num_pages: gl.int32, most: gl.int32,
+    latent_map, rope_map,
     Q_LEN: gl.constexpr, HEADS: gl.constexpr, PAGE: gl.constexpr, TOKEN: gl.constexpr, SPARSE: gl.constexpr,
-    FLAT: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, BASE_E: gl.constexpr,
+    FLAT: gl.constexpr, BOXES: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, BASE_E: gl.constexpr,
     TENSOR_1: gl.constexpr, TENSOR_2: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, PIECE: gl.constexpr,
     OVERHEAD: gl.constexpr, MIN_UNITS: gl.constexpr, SCAN: gl.constexpr, ONCE: gl.constexpr, PDL: gl.constexpr,
     Q_PLACES: gl.constexpr, V_KEYS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Rows and parts as `decode_kernel.decode_kernel` writes them; 16-byte aligned rows are required here."""
+    """Rows and parts as `decode_kernel.decode_kernel` writes them; 16-byte aligned rows are required here.
+
+    `latent_map` and `rope_map`, with BOXES, are what `tensor_maps` makes of the pool; else None.
+    """
     DTYPE: gl.constexpr = kv_ptr.dtype.element_ty
     VEC: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # numbers in 16 bytes
     tile = gl.program_id(0) % tiles
@@ -107,9 +112,9 @@ def hopper_kernel(
             (
                 load_warps,
                 (
-                    keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
-                    stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most,
-                    Q_LEN, PAGE, TOKEN, SPARSE, FLAT, STAGES, PIECE, OVERHEAD, VEC,
+                    keys, ropes, bias, full, empty, kv_ptr, latent_map, rope_map, table_ptr, lens_ptr, lo, hi, item, before,
+                    stride_page, stride_table_request, stride_table_token, stride_table, stride_lens, items, width,
+                    num_pages, most, Q_LEN, PAGE, TOKEN, SPARSE, FLAT, BOXES, STAGES, PIECE, OVERHEAD, VEC,
                 ),
             ),
         ],

@@ -2,7 +2,7 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
 
 from mla.backends.trtllm_gen import plan_kernel
 
@@ -107,14 +107,11 @@ def span_of(
 
 
 @gluon.jit
-def load_block(
+def load_rows(
     start, end, place, parity, keys, ropes, bias, full, empty, kv_ptr, table, stride_table, width, num_pages, stride_page,
     TOKEN: gl.constexpr, PAGE: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr, VEC: gl.constexpr,
 ):  # fmt: skip
-    """The keys from `start` on, up to `end`, into one place of the ring once it is free; zeros past the end.
-
-    What joins their scores goes with them.
-    """
+    """As `load_block`, key by key."""
     PART: gl.constexpr = BN if SPARSE else 16  # keys at a time
     ONE_PAGE: gl.constexpr = PAGE % BN == 0
     WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [4, 1], [1, 0])
@@ -157,11 +154,54 @@ def load_block(
 
 
 @gluon.jit
+def load_box(
+    start, place, parity, keys, ropes, bias, full, empty, latent_map, rope_map, table, stride_table, width, num_pages,
+    stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """As `load_block`, for a block that is full and lies within one page: two requests to the copy engine (TMA)."""
+    PLAIN: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    column = start // PAGE
+    page = gl.load(table + column.to(gl.int64) * stride_table, mask=column < width, other=-1)
+    known = (page >= 0) & (page < num_pages)
+    # Rows outside the map are zeros.
+    row = gl.where(known, page * (stride_page // TOKEN) + start % PAGE, -BN).to(gl.int32)
+    joins = gl.full([BN], 0.0, gl.float32, PLAIN) + gl.where(known, 0.0, float("nan"))
+    mbarrier.wait(empty.index(place), parity)
+    mbarrier.expect(full.index(place), latent_map.block_type.nbytes + rope_map.block_type.nbytes)
+    tma.async_copy_global_to_shared(rope_map, [row, R], full.index(place), ropes.index(place))
+    tma.async_copy_global_to_shared(latent_map, [row, 0], full.index(place), keys.index(place))
+    bias.index(place).store(joins)
+    mbarrier.arrive(full.index(place), count=128)  # the arrivals of `load_rows`, one of which was to expect the bytes
+
+
+@gluon.jit
+def load_block(
+    start, end, place, parity, keys, ropes, bias, full, empty, kv_ptr, latent_map, rope_map, table, stride_table, width,
+    num_pages, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr,
+    BOXES: gl.constexpr, VEC: gl.constexpr,
+):  # fmt: skip
+    """The keys from `start` on, up to `end`, into one place of the ring once it is free; zeros past the end.
+
+    What joins their scores goes with them.
+    """
+    if BOXES and start + BN <= end:
+        load_box(
+            start, place, parity, keys, ropes, bias, full, empty, latent_map, rope_map, table, stride_table, width, num_pages,
+            stride_page, TOKEN, PAGE,
+        )  # fmt: skip
+    else:
+        load_rows(
+            start, end, place, parity, keys, ropes, bias, full, empty, kv_ptr, table, stride_table, width, num_pages,
+            stride_page, TOKEN, PAGE, SPARSE, FLAT, VEC,
+        )  # fmt: skip
+
+
+@gluon.jit
 def load_warps(
-    keys, ropes, bias, full, empty, kv_ptr, table_ptr, lens_ptr, lo, hi, item, before, stride_page, stride_table_request,
-    stride_table_token, stride_table, stride_lens, items, width, num_pages, most, Q_LEN: gl.constexpr,
-    PAGE: gl.constexpr, TOKEN: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr, STAGES: gl.constexpr,
-    PIECE: gl.constexpr, OVERHEAD: gl.constexpr, VEC: gl.constexpr,
+    keys, ropes, bias, full, empty, kv_ptr, latent_map, rope_map, table_ptr, lens_ptr, lo, hi, item, before, stride_page,
+    stride_table_request, stride_table_token, stride_table, stride_lens, items, width, num_pages, most, Q_LEN: gl.constexpr,
+    PAGE: gl.constexpr, TOKEN: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr, BOXES: gl.constexpr,
+    STAGES: gl.constexpr, PIECE: gl.constexpr, OVERHEAD: gl.constexpr, VEC: gl.constexpr,
 ):  # fmt: skip
     """The loading group: every block of the team's spans into the ring, in order, as places come free."""
     count = gl.to_tensor(0)
@@ -182,8 +222,8 @@ def load_warps(
             stop = gl.maximum(stop, begin)
         for block in range(begin, stop):
             load_block(
-                block * BN, here, count % STAGES, ((count // STAGES) & 1) ^ 1, keys, ropes, bias, full, empty, kv_ptr, table,
-                stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, VEC,
+                block * BN, here, count % STAGES, ((count // STAGES) & 1) ^ 1, keys, ropes, bias, full, empty, kv_ptr, latent_map,
+                rope_map, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, BOXES, VEC,
             )  # fmt: skip
             count += 1
         before += pieces + OVERHEAD

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from mla.backends.trtllm_gen import interpreter
-from mla.backends.trtllm_gen.arguments import R, is_aligned, most_keys, options_of, shape_of, table_keys
+from mla.backends.trtllm_gen.arguments import NO_MAPS, R, is_aligned, most_keys, options_of, shape_of, table_keys
 from mla.backends.trtllm_gen.configurations import Merge, Tile
 from mla.backends.trtllm_gen.decode_kernel import decode_kernel
 from mla.backends.trtllm_gen.merge_kernel import merge_kernel
+from mla.backends.trtllm_gen.tensor_maps import TensorMaps, pool_rows
 from mla.problem import Problem
 
 INTERPRETED_SMS = (
@@ -76,6 +77,14 @@ class Launch:
             p.bmm2_scale,
         )
         decode += (like, like, *self.decode_numbers, self.most)
+        self.maps: TensorMaps | None = None
+        self.no_maps: tuple[Any, ...] = ()
+        if self.shape.decode_constants.get("BOXES"):
+            self.maps = TensorMaps(pool_rows(p), p.kv_cache.stride(1), p.kv_cache.dtype)
+            decode += self.maps.descriptors(p.kv_cache.data_ptr())
+        elif tile.hopper:
+            self.no_maps = tuple(NO_MAPS.values())
+            decode += self.no_maps
         merged = (like, like, p.seq_lens, out, at_lse, sinks, p.bmm2_scale, *self.merge_numbers, self.most)
         make = self._interpret if self.interpreted else self._compile
         self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile)
@@ -110,8 +119,9 @@ class Launch:
             lse = part_lse  # a pointer that nobody follows
         if sinks is None:
             sinks = part_lse
+        last = (most, *(self.no_maps if self.maps is None else self.maps.at(cache)))
         self.decode(
-            query, cache, tables, lens, out, lse, sinks, scale1, scale2, part, part_lse, *self.decode_numbers, most
+            query, cache, tables, lens, out, lse, sinks, scale1, scale2, part, part_lse, *self.decode_numbers, *last
         )
         self.merge(part, part_lse, lens, out, lse, sinks, scale2, *self.merge_numbers, most)
 
@@ -143,6 +153,8 @@ class Launch:
 
         else:
             launch, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl
+            if self.maps and kernel is not merge_kernel:
+                launch = self.maps.launch_of(compiled)
 
             def start(*given: Any) -> None:
                 stream = stream_of(index)

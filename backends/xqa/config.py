@@ -161,7 +161,7 @@ class Config:
             "BIAS_AT": self.stages * self.tile * 4,
             "FACTOR_AT": self.rows * 4,
             "TOKENS_AT": self.rows * 4,
-            "FOUND_AT": 22 * 4,
+            "FOUND_AT": 18 * 4,
             "QUERIES_AT": self.rows * query_pitch if self.queries_in_shared else 0,
         }
         places, end = {}, 0

@@ -79,7 +79,7 @@ class Plan:
     @property
     def scratch_bytes(self) -> tuple[int, int, int]:
         """Of partial results, of their log-sum-exps, of the requests' first units; each a multiple of 16."""
-        sizes = (self.part_rows * RANK * 4, self.part_rows * 4, (self.requests + 2) * 4)
+        sizes = (self.part_rows * RANK * 4, self.part_rows * 4, (self.requests + 1) * 4)
         return tuple(-(-size // 16) * 16 for size in sizes)  # type: ignore[return-value]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from mla.testing import Case, build
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 CHIPS = sorted(AUTO_ORDER)
+LOADS: tuple[c.Loads, ...] = get_args(c.Loads)
 E4M3 = {"query": "float8_e4m3fn", "cache": "float8_e4m3fn"}
 
 
@@ -34,25 +35,25 @@ def on(chip: tuple[int, int] | None, **case: Any) -> mla.Problem:
 @pytest.mark.parametrize("size", [1, 2])
 def test_every_chip_has_a_tile_for_any_number_of_rows(chip: tuple[int, int], size: int) -> None:
     for rows in (1, 15, 16, 17, 32, 33, 64, 65, 128, 1170):
-        for hopper in (False, True):
-            tile = tile_for(chip, rows, size, hopper=hopper)
+        for hopper in (None, *LOADS):
+            tile = tile_for(chip, rows, size, hopper)
             assert tile.rows in (16, 32, 64)
             assert tile.rows >= min(rows, 32)
             assert tile.rows == 16 or tile.rows < 2 * rows  # no more than needed
-            assert bool(tile.hopper) <= (hopper and chip == (9, 0))
+            assert bool(tile.hopper) == (hopper is not None and chip == (9, 0))
 
 
 def test_no_tile_of_64_rows_goes_to_data_center_blackwell() -> None:
     """Scores and output of 64 rows need more columns of tensor memory than there are."""
     for chip in ((10, 0), (10, 3)):
-        assert {tile_for(chip, rows, size, hopper=True).rows for rows in (64, 128, 999) for size in (1, 2)} == {32}
+        assert {tile_for(chip, rows, size, "boxes").rows for rows in (64, 128, 999) for size in (1, 2)} == {32}
 
 
-@pytest.mark.parametrize("sparse", [False, True])
-def test_hopper_s_own_kernel_gets_all_that_is_aligned(sparse: bool) -> None:
+@pytest.mark.parametrize("loads", LOADS)
+def test_hopper_s_own_kernel_gets_all_that_is_aligned(loads: c.Loads) -> None:
     for rows in (16, 32, 64):
         for size in (1, 2):
-            tile = tile_for((9, 0), rows, size, hopper=True, sparse=sparse)
+            tile = tile_for((9, 0), rows, size, loads)
             assert tile.hopper
             assert tile.rows == rows
 
@@ -60,7 +61,7 @@ def test_hopper_s_own_kernel_gets_all_that_is_aligned(sparse: bool) -> None:
 def test_pieces_of_deterministic_mode_are_whole_blocks_and_every_tile_is_a_power_of_two() -> None:
     tables = [
         *c._BY_CHIP.values(),
-        (c._HOPPER_16, c._HOPPER_16_SPARSE, c._HOPPER_8, c._HOPPER_8_SPARSE),
+        (*c._HOPPER_16.values(), *c._HOPPER_8.values()),
         (c.INTERPRETED,),
     ]
     for height, tile in (pair for tiles in tables for table in tiles for pair in table.items()):
@@ -90,8 +91,8 @@ def test_what_is_listed_for_a_chip_is_what_its_calls_get(chip: tuple[int, int]) 
         assert module == f"mla.backends.trtllm_gen.{name}"
         assert (one.constants["PDL"], one.options["launch_pdl"]) == (chip >= (9, 0), chip >= (9, 0))
         if name == "hopper_kernel":
-            call = shape(chip, heads=one.constants["HEADS"], q_len=one.constants["Q_LEN"], top_k=8 * one.constants["SPARSE"], **(E4M3 if "e4m3" in one.name else {}))  # fmt: skip
-            same = ("BM", "STAGES", "PIECE", "OVERHEAD", "TOKEN", "Q_PLACES", "REGISTERS")
+            call = shape(chip, heads=one.constants["HEADS"], q_len=one.constants["Q_LEN"], page_size=one.constants["PAGE"], top_k=8 * one.constants["SPARSE"], **(E4M3 if "e4m3" in one.name else {}))  # fmt: skip
+            same = ("BM", "STAGES", "PIECE", "OVERHEAD", "TOKEN", "Q_PLACES", "REGISTERS", "BOXES")
             assert {key: one.constants[key] for key in same} == {key: call.decode_constants[key] for key in same}
             assert (one.num_warps, one.options) == (call.tile.warps, options_of(call.tile, pdl=True))
         if name == "decode_kernel":

@@ -276,3 +276,45 @@ def test_thousands_of_calls_end_and_give_the_same_bits(batch: int, length: int, 
             pytest.exit("a call never ended; the device is lost to this process", returncode=1)
         time.sleep(0.01)
     assert different.item() == 0
+
+
+PAGES = [(64, 0), (128, 0), (64, 576 * 32), (64, 64), (16, 0), (1, 0)]  # (tokens of a page, numbers between pages)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (16, 2), (64, 1), (128, 3)])
+def test_bits_do_not_depend_on_how_keys_are_paged(heads: int, q_len: int, dtype: torch.dtype) -> None:
+    """Keys that are copied as boxes (the first three) are those that are copied one by one; the rest of a pool is NaN."""
+    draw = torch.Generator("cuda").manual_seed(3)
+    lengths = [1000, 64, 5, 128, 3, 449]
+    keys = torch.randn(len(lengths), 1024, 576, generator=draw, device="cuda").to(dtype)
+    query = torch.randn(len(lengths), q_len, heads, 576, generator=draw, device="cuda").to(dtype)
+    results = []
+    for page_size, between in PAGES:
+        in_row = 1024 // page_size
+        count = len(lengths) * in_row + 1
+        memory = torch.full((count * (page_size * 576 + between),), float("nan"), device="cuda").to(dtype)
+        pool = memory.as_strided((count, page_size, 576), (page_size * 576 + between, 576, 1))
+        tables = 1 + torch.randperm(count - 1, generator=draw, device="cuda").to(torch.int32).view(len(lengths), in_row)
+        for request, length in enumerate(lengths):
+            token = torch.arange(length, device="cuda")
+            pool[tables[request, token // page_size].long(), token % page_size] = keys[request, :length]
+        results.append(decode(
+            query=query, kv_cache=pool, workspace_buffer=torch.zeros(8 << 20, dtype=torch.uint8, device="cuda"),
+            qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64, block_tables=tables,
+            seq_lens=torch.tensor(lengths, dtype=torch.int32, device="cuda"), max_seq_len=1024, bmm1_scale=192**-0.5,
+            return_lse=True,
+        ))  # fmt: skip
+    assert all(part.isfinite().all() for part in results[0])
+    for result in results[1:]:
+        assert same(result, results[0])
+
+
+def test_calls_of_a_kind_follow_the_pool_to_where_it_lies() -> None:
+    call = build(dataclasses.replace(BASE, out=None, lse=None), "cuda")
+    here = call.arguments["kv_cache"]
+    there = here.clone() * 2
+    expected = [decode(**call.arguments | {"kv_cache": pool}) for pool in (here, there)]
+    assert not torch.equal(*expected)
+    for run in range(6):
+        assert torch.equal(decode(**call.arguments | {"kv_cache": (here, there)[run % 2]}), expected[run % 2])

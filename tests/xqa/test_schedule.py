@@ -68,58 +68,17 @@ def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> De
 
 
 @pytest.mark.parametrize(
-    ("requests", "tiles", "teams", "parts"),
-    [
-        (64, 256, 132, 2),  # 64 requests of 8192 keys
-        (32, 128, 132, 4),
-        (32, 128, 264, 8),
-        (16, 128, 264, 16),
-        (3, 40, 12, 4),
-        (5, 7, 5, 1),
-        (1, 100, 7, 7),
-        (5, 64, 8, None),  # 5 of 8 teams are too few
-        (7, 9, 3, None),
-        (6, 9, 3, 1),
-        (128, 64, 66, 1),
-    ],
+    ("tiles", "teams"), [([256] * 64, 132), ([256] * 63 + [3], 132), ([8] * 300, 300), ([1, 999], 7)]
 )
-def test_equal_requests_share_no_team_where_that_costs_at_most_a_sixteenth(requests, tiles, teams, parts):
-    deal = dealt([tiles] * requests, teams)
-    shared = [team for team, hand in deal.hands.items() if len({request for request, _ in hand}) > 1]
-    busiest = max(map(len, deal.hands.values()))
-    even = Fraction(requests * (tiles + 2), teams)
-    if parts is None:
-        assert shared
-        assert busiest <= even + 1
-    elif requests <= teams:
-        assert shared == []
-        assert {len(set(owners)) for owners in deal.owners} == {parts}
-        assert busiest == -(-tiles // parts)
-    else:
-        assert all(len(set(owners)) == parts for owners in deal.owners), "a request is cut"
-        assert busiest <= Fraction(17, 16) * even
-
-
-def test_unequal_requests_are_dealt_in_one_line():
-    deal = dealt([256] * 63 + [255], 132)
-    assert max(map(len, deal.hands.values())) <= Fraction(63 * 258 + 257, 132) + 1
-    assert len(deal.hands) > 128
+def test_no_team_has_more_than_its_share(tiles, teams):
+    deal = dealt(tiles, teams)
+    assert max(map(len, deal.hands.values())) <= -(-(sum(tiles) + 2 * len(tiles)) // teams)
 
 
 def test_few_tiles_are_not_cut_into_more_parts_than_joining_is_worth():
     assert len(dealt([20, 20], 264, one_each=132, at_least=2).hands) == 20
-    assert len(dealt([128] * 4, 264, one_each=132).hands) == 4 * 128 // 4  # 520 units: four for each of 132
-    assert min(map(len, dealt([128] * 16, 264, one_each=132).hands.values())) >= ALONE
-
-
-@pytest.mark.parametrize(
-    ("requests", "tiles", "used"), [(128, 8, 256), (129, 8, 258), (256, 3, 256), (257, 3, 257), (300, 3, 300)]
-)
-def test_as_many_requests_as_threads_are_dealt_alike_and_more_in_one_line(requests, tiles, used):
-    """The merge kernel measures 128 requests itself. In one line, 257 of 3 tiles each make 257 shares of 5 units."""
-    deal = dealt([tiles] * requests, 300)
-    assert len(deal.hands) == used
-    assert max(map(len, deal.hands.values())) == {8: 4, 3: 3}[tiles]
+    assert len(dealt([128] * 4, 264, one_each=132).hands) == 4 * 130 // 4  # 520 units: four for each of 132
+    assert sorted(map(len, dealt([128] * 16, 264, one_each=132).hands.values()))[1] >= ALONE - 2  # two are overhead
 
 
 @st.composite
@@ -152,4 +111,4 @@ def test_every_tile_is_taken_once_and_the_merge_knows_by_whom(batch):
     even = Fraction(sum(tiles) + overhead * len(tiles), teams)
     alone = min(-(-(sum(tiles) + overhead * len(tiles)) // one_each), ALONE)
     most = max(-(-even // 1), alone, at_least)
-    assert all(len(hand) <= most + most // 16 for hand in deal.hands.values())
+    assert all(len(hand) <= most for hand in deal.hands.values())

@@ -100,14 +100,12 @@ from mla.backends.xqa.kernel.numbers import (
     wait_for_tile,
 )
 from mla.backends.xqa.kernel.schedule import (
-    deal,
     first_unit_of,
-    keep,
-    kept_cost,
-    kept_end,
-    kept_team,
     next_share,
     request_at,
+    share_of,
+    sum_of_first,
+    units_after,
     units_of_one,
     visible_tokens,
 )
@@ -170,9 +168,8 @@ def decode(
 
     parts, part_lse: slots of [tiles, ROWS] rows (512 fp32, and their log-sum-exp in base 2), two for each team: the
     second for the head of a request that the next team goes on with, the first for a later part; or, when requests are
-    cut into pieces of `piece` tiles, `pieces` for each request. begins: [requests + 2] int32, the first unit of each
-    request, then a team's share, then what a request costs besides its tiles; the merge kernel reads it. page_factor,
-    page_shift: see `memory.page_of`.
+    cut into pieces of `piece` tiles, `pieces` for each request. begins: [requests + 1] int32, the first unit of each
+    request, then a team's share; the merge kernel reads it. page_factor, page_shift: see `memory.page_of`.
     """
     smem = shared_base()
     _, tile = team_and_tile(tiles)
@@ -186,25 +183,22 @@ def decode(
         (query, query_request, query_token, query_head),
         (table, table_request, table_token, table_column, columns),
         (requests, q_len, heads, teams, tiles),
-        team,
     )
-    units_of_first, all_tiles, total, share, cost = deal(
-        smem, measure, requests, overhead, units, teams, one_each, at_least, piece
-    )
-    policy = policy_of_copies(all_tiles)
+    units_of_first = sum_of_first(smem, measure, requests, overhead, units)
+    total = int32(units_of_first[2] + units_after(smem, measure, requests, overhead, int32(THREADS)))
+    policy = policy_of_copies(total - requests * overhead)
+    share = share_of(total, teams, one_each, at_least)
     unit = first_unit_of(team, total, share)
     end = first_unit_of(team + 1, total, share)
     store_i32(begins + int64(requests) * 4, share, one_thread(tiles) & (team == 0))
-    store_i32(begins + int64(requests) * 4 + 4, cost, one_thread(tiles) & (team == 0))
     words = cuda.local.array(QUERY_WORDS, uint32)
     sums = cuda.local.array(ACCUMULATORS, float32)  # [row tile, 8 columns of 8 dims, c0..c3]
     if unit < end:
-        keep(smem, cost, end, team)
         request, begin = request_at(smem, measure, requests, overhead, units_of_first, unit)
-        while unit < kept_end(smem):
+        while unit < end:
             seen_by_first, keys = visible_tokens(measure, request, 1)
-            count = int32(int32(keys + (TILE - 1)) >> TILE_BITS)
-            first_tile, end_tile, after = next_share(unit, kept_end(smem), begin, kept_cost(smem), count, piece)
+            count = int32((keys + (TILE - 1)) >> TILE_BITS)
+            first_tile, end_tile, after = next_share(unit, end, begin, overhead, count, piece)
             store_i32(begins + int64(request) * 4, begin, one_thread(tiles) & (unit == begin))
             if (first_tile < end_tile) | ((count == 0) & (unit == begin)):
                 owner = int64(quotient(request, q_len) if SPARSE else request)  # of the call
@@ -237,23 +231,22 @@ def decode(
                     if piece > 0:
                         slot = int64(request) * pieces + quotient(first_tile, piece)
                     else:
-                        slot = int64(kept_team(smem)) * 2 + select(first_tile == 0, 1, 0)
+                        slot = int64(team_of_block(tiles, teams)) * 2 + select(first_tile == 0, 1, 0)
                     leave_part(smem, parts, part_lse, tiles, slot, top, total, sums)
                 barrier()  # the stages and the factors have been read
             unit = after
-            begin_of_next = int32(begin + kept_cost(smem) + count)
-            if after >= begin_of_next:
-                begin = begin_of_next
+            if after >= begin + overhead + count:
+                begin = int32(begin + overhead + count)
                 request = int32(request + 1)
 
 
-def prefetch_likely(query, table, sizes, team):
+def prefetch_likely(query, table, sizes):
     """What the team would read first if all requests were as long, into L2 while their lengths come: a row of the
     table, and this block's query vectors. A wrong guess costs nothing but that."""
     query, query_request, query_token, query_head = query
     table, table_request, table_token, table_column, columns = table
     requests, q_len, heads, teams, tiles = sizes
-    request = int32(quotient(team * requests, teams))
+    request = int32(quotient(team_of_block(tiles, teams) * requests, teams))
     owner = int64(quotient(request, q_len) if SPARSE else request)
     token = int64(request - owner * q_len if SPARSE else 0)
     prefetch_table(table + owner * table_request + token * table_token, table_column, columns)
@@ -307,7 +300,7 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     common = int32(seen_by_first + quotient(tile * ROWS, heads))  # seen by every row of this block
     last_token = quotient(smaller_int(tile * ROWS + ROWS, rows) - 1, heads)
     until = int32(smaller_int(seen_by_first + last_token, keys))  # seen by any
-    end_tile = int32(smaller_int(end_tile, int32(until + (TILE - 1)) >> TILE_BITS))
+    end_tile = int32(smaller_int(end_tile, (until + (TILE - 1)) >> TILE_BITS))
     pages = pool[4]
     limit = int32(seen_by_first + shared_i32(smem + TOKENS_AT + (thread_index() >> ROW_LANE_BITS) * 4))
     entries = cuda.local.array(ENTRY_WORDS, int32)

@@ -53,12 +53,7 @@ from mla.backends.xqa.kernel.numbers import (
     select,
     smaller_int,
 )
-from mla.backends.xqa.kernel.schedule import (
-    MEASURED,
-    deal_of_one,
-    team_of,
-    visible_tokens,
-)
+from mla.backends.xqa.kernel.schedule import MEASURED, begin_and_total, share_of, team_of, visible_tokens
 
 AT_ONCE = 4  # loads that a thread has under way
 DIMS_AT_ONCE = 4 * AT_ONCE
@@ -119,7 +114,7 @@ def merge(
     first_row = int32((block - request * blocks) * rows_per_block)
     measure = (lengths, length_step, length_wide, q_len, room)
     _, keys = visible_tokens(measure, request, 1)
-    count = int32(int32(keys + (TILE - 1)) >> TILE_BITS)
+    count = int32((keys + (TILE - 1)) >> TILE_BITS)
     out_scale = load_f32(bmm2_at, bmm2_at != 0, bmm2)
     step = int64(tiles * ROWS)  # from one slot's rows to the next's
     if piece > 0:
@@ -128,12 +123,12 @@ def merge(
         of_head = int64(0)
     else:
         if requests <= 32 * MEASURED:
-            begin, share, overhead = deal_of_one(measure, requests, overhead, request, count, teams, one_each, at_least)
+            begin, total = begin_and_total(measure, requests, overhead, request)
+            share = share_of(total, teams, one_each, at_least)
         else:
             if DEPENDENT:
                 wait_for_last_grid()
             share = load_fresh_i32(begins + int64(requests) * 4)
-            overhead = load_fresh_i32(begins + int64(requests) * 4 + 4)
             begin = load_fresh_i32(begins + int64(request) * 4)
         first = int32(begin + overhead)
         head_team = team_of(first, share)

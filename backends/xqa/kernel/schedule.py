@@ -11,8 +11,7 @@ with.
     teams     |------- 0 -------------|---------- 1 ----------|--------- 2 -----|
     parts      whole              head |  a later part         | later part, whole
 
-The first `overhead` units of a request stand for what it costs besides its keys; its keys' tiles follow. Where all
-requests have as many tiles, shares are made to fit them, so that no team has parts of two (`deal_alike`).
+The first `overhead` units of a request stand for what it costs besides its keys; its keys' tiles follow.
 
 So where a request is cut depends on all lengths. In deterministic mode it does not: each request is cut into pieces of
 so many tiles, and the team in whose units a piece begins takes all of it.
@@ -20,7 +19,6 @@ so many tiles, and the team in whose units a piece begins takes all of it.
 
 from mla.backends.xqa.isa import (
     barrier,
-    barrier_any,
     load_i32,
     quotient,
     set_shared_i32,
@@ -69,14 +67,11 @@ def visible_tokens(lengths, request, ok):
 def tiles_of(lengths, request, ok):
     """How many tiles of keys the request has."""
     _, last = visible_tokens(lengths, request, ok)
-    return int32(int32(last + (TILE - 1)) >> TILE_BITS)
+    return int32((last + (TILE - 1)) >> TILE_BITS)
 
 
-def block_sum(smem, value, flag):
-    """(sum of an int32 over the threads before this one, over all threads, whether any thread's flag is not 0).
-
-    A sum is at most 2^31 - 1: the host sees to it.
-    """
+def block_sum(smem, value):
+    """(sum of an int32 over the threads before this one, over all threads). At most 2^31 - 1: the host sees to it."""
     thread = thread_index_anew()
     lane = thread & 31
     warp = thread >> 5
@@ -84,9 +79,8 @@ def block_sum(smem, value, flag):
     for i in range(5):
         distance = 1 << i
         inclusive = int32(inclusive + select(lane >= distance, shuffle_up(inclusive, distance), 0))
-    flagged = barrier_any(flag)  # what stood there before has been read
+    barrier()  # what stood there before has been read
     set_shared_i32(smem + FOUND_AT + warp * 4, inclusive, lane == 31)
-    set_shared_i32(smem + FOUND_AT + 84, flagged, thread == 0)
     barrier()
     before = int32(inclusive - value)
     total = int32(0)
@@ -94,7 +88,7 @@ def block_sum(smem, value, flag):
         of_warp = shared_i32(smem + FOUND_AT + i * 4)
         before = int32(before + select(i < warp, of_warp, 0))
         total = int32(total + of_warp)
-    return before, total, shared_i32(smem + FOUND_AT + 84)
+    return before, total
 
 
 def units_of_one(lengths, requests, overhead, start):
@@ -105,24 +99,19 @@ def units_of_one(lengths, requests, overhead, start):
 
 
 def sum_of_first(smem, lengths, requests, overhead, units):
-    """(what `units_from` request 0 on gives, the tiles of each request or 0), from `units_of_one`.
-
-    0 tiles if requests differ, or if there are more than threads. A single request's length is read by every thread:
-    there is nothing to sum.
-    """
-    tiles = tiles_of(lengths, int32(0), 1)
+    """What `units_from` request 0 on gives, from `units_of_one`. A single request's length is read by every thread:
+    there is nothing to sum."""
     if requests == 1:
-        part = int32(tiles + overhead)
-        return (units, int32(part - units), part), tiles
-    of_each = int32(tiles + overhead)
-    before, part, differ = block_sum(smem, units, select(units == of_each, 0, units))  # no request, no units
-    return (units, before, part), int32(select((differ != 0) | (requests > THREADS), 0, tiles))
+        part = int32(tiles_of(lengths, int32(0), 1) + overhead)
+        return units, int32(part - units), part
+    before, part = block_sum(smem, units)
+    return units, before, part
 
 
 def units_from(smem, lengths, requests, overhead, start):
     """Units of as many requests as there are threads: (this thread's request's, those before it, all of theirs)."""
     units = units_of_one(lengths, requests, overhead, start)
-    before, part, _ = block_sum(smem, units, 0)
+    before, part = block_sum(smem, units)
     return units, before, part
 
 
@@ -134,23 +123,19 @@ def units_after(smem, lengths, requests, overhead, start):
     return total
 
 
-def begin_and_total(lengths, requests, overhead, request, tiles):
-    """(the first unit of a request, units of all requests, how many of them have not as many `tiles`).
-
-    Each warp finds it for itself: of 32 * MEASURED requests at most, whose lengths it reads all at once.
-    """
+def begin_and_total(lengths, requests, overhead, request):
+    """(the first unit of a request, units of all requests), found by each warp for itself: of 32 * MEASURED requests at
+    most, whose lengths it reads all at once."""
     lane = thread_index_anew() & 31
     before = int32(0)
     total = int32(0)
-    unlike = int32(0)
     for i in range(MEASURED):
         other = int32(lane + 32 * i)
         ok = other < requests
         units = int32(select(ok, tiles_of(lengths, other, ok) + overhead, 0))
         before = int32(before + select(other < request, units, 0))
         total = int32(total + units)
-        unlike = int32(unlike + select(ok & (units != tiles + overhead), 1, 0))
-    return warp_sum(before), warp_sum(total), warp_sum(unlike)
+    return warp_sum(before), warp_sum(total)
 
 
 def request_at(smem, lengths, requests, overhead, units_of_first, unit):
@@ -180,91 +165,14 @@ def request_at(smem, lengths, requests, overhead, units_of_first, unit):
     return found, begin
 
 
-def least_share(total, one_each, at_least):
-    """Units that a team has at least. Fewer teams than there are take part when each would have less than `at_least`
-    units, or less than ALONE while teams share multiprocessors: parts must be joined, and that would cost more.
+def share_of(total, teams, one_each, at_least):
+    """Units of a team. Fewer teams than there are take part when each would have less than `at_least` units, or less
+    than ALONE while teams share multiprocessors: parts must be joined, and that would cost more.
 
     one_each: teams, if each multiprocessor had one block only.
     """
     alone = smaller_int(quotient(total + one_each - 1, one_each), ALONE)
-    return int32(larger_int(alone, at_least))
-
-
-def share_of(total, teams, one_each, at_least):
-    """Units of a team."""
-    return int32(larger_int(quotient(total + teams - 1, teams), least_share(total, one_each, at_least)))
-
-
-def deal_alike(tiles, share, requests, overhead, teams, least):
-    """(units of a team, what a request costs besides its tiles) for requests of `tiles` each.
-
-    No team has parts of two; but `share` and `overhead` stay if a team would get a sixteenth more, or if `tiles` is 0.
-
-    With as many teams as requests, or more, a request is so many whole shares, and costs what fills them up. With
-    fewer, a team has so many whole requests.
-    """
-    each = larger_int(quotient(teams, requests), 1)
-    own = larger_int(quotient(tiles + each - 1, each), least)
-    parts = larger_int(quotient(tiles + own - 1, own), 1)
-    own = larger_int(quotient(tiles + parts - 1, parts), 1)
-    parts = quotient(tiles + own - 1, own)
-    whole = quotient(requests + teams - 1, teams) * (tiles + overhead)
-    new = select(teams >= requests, own, whole)
-    costs = select(teams >= requests, own * parts - tiles, overhead)
-    fits = (tiles > 0) & (new <= share + (share >> 4))
-    return int32(select(fits, new, share)), int32(select(fits, costs, overhead))
-
-
-def deal(smem, lengths, requests, overhead, units, teams, one_each, at_least, piece):
-    """From `units_of_one`: (`units_from` request 0 on, tiles of all requests, units of all, units of a team, what a
-    request costs besides its tiles)."""
-    units_of_first, alike = sum_of_first(smem, lengths, requests, overhead, units)
-    total = int32(units_of_first[2] + units_after(smem, lengths, requests, overhead, int32(THREADS)))
-    tiles = int32(total - requests * overhead)
-    share = share_of(total, teams, one_each, at_least)
-    cost = int32(overhead)
-    if piece == 0:
-        least = least_share(total, one_each, at_least)
-        share, cost = deal_alike(alike, share, requests, overhead, teams, least)
-    more = int32(cost - overhead)  # 0 where requests differ
-    thread = thread_index_anew()
-    units, before, part = units_of_first
-    units = int32(units + select(thread < requests, more, 0))
-    units_of_first = units, int32(before + smaller_int(thread, requests) * more), int32(part + requests * more)
-    return units_of_first, tiles, int32(total + requests * more), share, cost
-
-
-def keep(smem, cost, end, team):
-    """What a request costs besides its tiles, where the team's units end, and the team, into shared memory: they are
-    cheaper there than in registers of the main loop. `request_at` has the barrier."""
-    first = thread_index_anew() == 0
-    set_shared_i32(smem + FOUND_AT + 72, cost, first)
-    set_shared_i32(smem + FOUND_AT + 76, end, first)
-    set_shared_i32(smem + FOUND_AT + 80, team, first)
-
-
-def kept_cost(smem):
-    return shared_i32(smem + FOUND_AT + 72)
-
-
-def kept_end(smem):
-    return shared_i32(smem + FOUND_AT + 76)
-
-
-def kept_team(smem):
-    return shared_i32(smem + FOUND_AT + 80)
-
-
-def deal_of_one(lengths, requests, overhead, request, tiles, teams, one_each, at_least):
-    """What `deal` comes to: (the first unit of a request of so many tiles, units of a team, what a request costs).
-
-    Each warp finds it for itself, for 32 * MEASURED requests at most.
-    """
-    begin, total, unlike = begin_and_total(lengths, requests, overhead, request, tiles)
-    share = share_of(total, teams, one_each, at_least)
-    least = least_share(total, one_each, at_least)
-    share, cost = deal_alike(int32(select(unlike == 0, tiles, 0)), share, requests, overhead, teams, least)
-    return int32(begin + request * (cost - overhead)), share, cost
+    return int32(larger_int(larger_int(quotient(total + teams - 1, teams), alone), at_least))
 
 
 def first_unit_of(team, total, share):
