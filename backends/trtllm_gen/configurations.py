@@ -79,7 +79,7 @@ _HOPPER_8: dict[Loads, dict[int, Tile]] = {
 _HOPPER_8["slots"] = _HOPPER_8["rows"] | {64: Tile(64, 64, 8, 3, Hopper(80, value_keys=16))}
 # Boxes ask little of the threads that load, so that the others may have more registers.
 _HOPPER_16["boxes"] = _HOPPER_16["rows"] | {
-    32: Tile(32, 64, 8, 2, Hopper(56, launch_registers=144)),
+    32: Tile(32, 64, 8, 2, Hopper(56, launch_registers=152)),
     64: Tile(64, 64, 8, 2, Hopper(40)),
 }
 _HOPPER_8["boxes"] = _HOPPER_8["rows"] | {
