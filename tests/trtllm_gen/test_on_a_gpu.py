@@ -278,11 +278,11 @@ def test_thousands_of_calls_end_and_give_the_same_bits(batch: int, length: int, 
     assert different.item() == 0
 
 
-PAGES = [(64, 0), (128, 0), (64, 576 * 32), (64, 64), (16, 0), (1, 0)]  # (tokens of a page, numbers between pages)
+PAGES = [(64, 0), (128, 0), (64, 576 * 32), (64, 64), (16, 0)]  # (tokens of a page, numbers between pages)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (16, 2), (64, 1), (128, 3)])
+@pytest.mark.parametrize(("heads", "q_len"), [(16, 1), (16, 2), (128, 1)])
 def test_bits_do_not_depend_on_how_keys_are_paged(heads: int, q_len: int, dtype: torch.dtype) -> None:
     """Keys that are copied as boxes (the first three) are those that are copied one by one; the rest of a pool is NaN."""
     draw = torch.Generator("cuda").manual_seed(3)
