@@ -20,10 +20,9 @@ from mla.backends.trtllm_gen.configurations import (
     merge_for,
     tile_for,
 )
-from mla.backends.trtllm_gen.tensor_maps import COLUMNS, pool_rows, type_of
+from mla.backends.trtllm_gen.tensor_maps import COLUMNS, DTYPES, pool_rows, type_of
 from mla.problem import Problem
 
-_TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float8_e4m3fn: tl.float8e4nv}
 _LARGEST = (1 << 31) - 1
 R = 512
 NO_MAPS: dict[str, Any] = {"latent_map": None, "rope_map": None}
@@ -120,7 +119,7 @@ def shape_of(
     else:
         decode |= dict(
             BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),
-            OUT_ALIGN=_align(out, aligned), **_products(_TRITON[p.query.dtype], _TRITON[p.kv_cache.dtype]),
+            OUT_ALIGN=_align(out, aligned), **_products(DTYPES[p.query.dtype], DTYPES[p.kv_cache.dtype]),
         )  # fmt: skip
     strides = {
         **_named("stride_q_", p.query, "request", "token", "head"),
@@ -193,6 +192,7 @@ def ahead_of_time(
         name = f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns"
         constants: dict[str, Any] = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
     else:
+        number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
         kind = "Hopper" if how.hopper else "portable"
         name = f"{kind} {short}, {how.rows} rows x {how.keys} keys, Q = {q_len}{', sparse' if sparse else ''}"
         constants = common | dict(
@@ -203,14 +203,12 @@ def ahead_of_time(
             constants |= _hopper(how.hopper)
             constants["BOXES"] = page_size % how.keys == 0 and not sparse
             if constants["BOXES"]:
-                number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
                 signature |= {map_: type_of(columns, number) for map_, columns in zip(NO_MAPS, COLUMNS, strict=True)}
             else:
                 constants |= NO_MAPS
                 name += "" if sparse else f", pages of {page_size}"
         else:
             ref = f"{folder}.decode_kernel:decode_kernel"
-            number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
             align = 128 // number.primitive_bitwidth
             constants |= dict(BN=how.keys, ALIGN=align, Q_ALIGN=align, OUT_ALIGN=8, **_products(number, number))
     options = options_of(how, pdl=chip >= (9, 0))

@@ -5,6 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, fence_async_shared, mbarrier, tma
 
 from mla.backends.trtllm_gen import plan_kernel
+from mla.backends.trtllm_gen.tensor_maps import COLUMNS, KEYS
 
 keys_of = gluon.jit(plan_kernel.keys_of.fn)
 pieces_in = gluon.jit(plan_kernel.pieces_in.fn)
@@ -12,9 +13,8 @@ units_of = gluon.jit(plan_kernel.units_of.fn)
 deal = gluon.jit(plan_kernel.deal.fn)
 first_unit = gluon.jit(plan_kernel.first_unit.fn)
 
-R = gl.constexpr(512)
-ROPE = gl.constexpr(64)
-BN = gl.constexpr(64)
+BN = gl.constexpr(KEYS)  # a block is a box
+R, ROPE = map(gl.constexpr, COLUMNS)
 
 
 @gluon.jit
@@ -58,6 +58,13 @@ def locate(
 
 
 @gluon.jit
+def page_in(column, live, table, stride_table, width, num_pages):
+    """(page ids in columns of a table, whether there are such pages); -1 where not `live`."""
+    page = gl.load(table + column.to(gl.int64) * stride_table, mask=live & (column < width), other=-1)
+    return page, (page >= 0) & (page < num_pages)
+
+
+@gluon.jit
 def keys_at(
     start, offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN: gl.constexpr, PAGE: gl.constexpr,
     SPARSE: gl.constexpr, FLAT: gl.constexpr, ONE_PAGE: gl.constexpr,
@@ -77,15 +84,12 @@ def keys_at(
     else:
         joins = gl.where(readable, 0.0, float("-inf"))
         if ONE_PAGE:
-            column = start // PAGE
-            page = gl.load(table + column.to(gl.int64) * stride_table, mask=(column < width) & (start < end), other=-1)
-            known = (page >= 0) & (page < num_pages)
+            page, known = page_in(start // PAGE, start < end, table, stride_table, width, num_pages)
             page = gl.where(known, page, 0).to(gl.int64)
             where = page * stride_page + (start % PAGE) * TOKEN + (offsets * TOKEN).to(gl.int64)
         else:
             column = position // PAGE
-            page = gl.load(table + column.to(gl.int64) * stride_table, mask=readable & (column < width), other=-1)
-            known = (page >= 0) & (page < num_pages)
+            page, known = page_in(column, readable, table, stride_table, width, num_pages)
             page = gl.where(known, page, 0).to(gl.int64)
             where = page * stride_page + (position - column * PAGE) * TOKEN
         joins = gl.where(readable & (known == 0), float("nan"), joins)
@@ -160,9 +164,7 @@ def load_box(
 ):  # fmt: skip
     """As `load_block`, for a block that is full and lies within one page: two requests to the copy engine (TMA)."""
     PLAIN: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
-    column = start // PAGE
-    page = gl.load(table + column.to(gl.int64) * stride_table, mask=column < width, other=-1)
-    known = (page >= 0) & (page < num_pages)
+    page, known = page_in(start // PAGE, True, table, stride_table, width, num_pages)
     # Rows outside the map are zeros.
     row = gl.where(known, page * (stride_page // TOKEN) + start % PAGE, -BN).to(gl.int32)
     joins = gl.full([BN], 0.0, gl.float32, PLAIN) + gl.where(known, 0.0, float("nan"))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton.language as tl
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
@@ -14,7 +15,7 @@ from mla.problem import Problem
 
 KEYS = 64  # rows of a box
 COLUMNS = (512, 64)  # of latents and of rope parts, which have a map each
-_GLUON = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+DTYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float8_e4m3fn: tl.float8e4nv}
 _MOST_ROWS = 1 << 31  # they are counted in 32 bits, with a sign
 
 
@@ -28,12 +29,12 @@ def pool_rows(problem: Problem) -> int:
     return rows if rows < _MOST_ROWS else 0
 
 
-def layout_of(columns: int, dtype: gl.dtype) -> gl.NVMMASharedLayout:
+def layout_of(columns: int, dtype: tl.dtype) -> gl.NVMMASharedLayout:
     """How a box of so many columns lies in shared memory."""
     return gl.NVMMASharedLayout.get_default_for([KEYS, columns], dtype)
 
 
-def type_of(columns: int, dtype: gl.dtype) -> str:
+def type_of(columns: int, dtype: tl.dtype) -> str:
     """Triton's name for the type of such a map."""
     return f"tensordesc<{dtype}[{KEYS}, {columns}],{layout_of(columns, dtype)!r}>"
 
@@ -52,7 +53,7 @@ class TensorMaps:
 
     def descriptors(self, address: int) -> tuple[TensorDescriptor, ...]:
         """The maps as Triton takes them when it compiles."""
-        pool, dtype = _Address(address, self._dtype), _GLUON[self._dtype]
+        pool, dtype = _Address(address, self._dtype), DTYPES[self._dtype]
         return tuple(
             TensorDescriptor(pool, self._shape, self._strides, [KEYS, columns], layout_of(columns, dtype))
             for columns in COLUMNS

@@ -35,6 +35,22 @@ def decode(**arguments: Any) -> Any:
     return mla.trtllm_batch_decode_with_kv_cache_mla(**arguments, backend="trtllm-gen")
 
 
+def arguments_of(query: torch.Tensor, pool: torch.Tensor, tables: torch.Tensor, lengths: list[int]) -> dict[str, Any]:
+    """A dense call without anything that may be left out."""
+    return dict(
+        query=query,
+        kv_cache=pool,
+        workspace_buffer=torch.zeros(128 << 20, dtype=torch.uint8, device=query.device),
+        qk_nope_head_dim=128,
+        kv_lora_rank=512,
+        qk_rope_head_dim=64,
+        block_tables=tables,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32, device=query.device),
+        max_seq_len=max(lengths),
+        bmm1_scale=192**-0.5,
+    )
+
+
 def bits(result: Any) -> list[torch.Tensor]:
     return [part.contiguous().view(torch.uint8).clone() for part in result if part is not None]
 
@@ -251,18 +267,9 @@ def test_thousands_of_calls_end_and_give_the_same_bits(batch: int, length: int, 
     draw = torch.Generator("cuda").manual_seed(7)
     pages = -(-length // 64)
     cache = torch.randn(batch * pages, 64, 576, generator=draw, device="cuda", dtype=torch.bfloat16)
-    arguments = dict(
-        query=torch.randn(batch, q_len, heads, 576, generator=draw, device="cuda", dtype=torch.bfloat16),
-        kv_cache=cache,
-        workspace_buffer=torch.zeros(128 << 20, dtype=torch.uint8, device="cuda"),
-        qk_nope_head_dim=128,
-        kv_lora_rank=512,
-        qk_rope_head_dim=64,
-        block_tables=torch.randperm(batch * pages, generator=draw, device="cuda").to(torch.int32).view(batch, pages),
-        seq_lens=torch.full((batch,), length, dtype=torch.int32, device="cuda"),
-        max_seq_len=length,
-        bmm1_scale=192**-0.5,
-    )
+    query = torch.randn(batch, q_len, heads, 576, generator=draw, device="cuda", dtype=torch.bfloat16)
+    tables = torch.randperm(batch * pages, generator=draw, device="cuda").to(torch.int32).view(batch, pages)
+    arguments = arguments_of(query, cache, tables, [length] * batch)
     wanted = decode(**arguments)
     out, different = torch.empty_like(wanted), torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(3000):
@@ -299,19 +306,14 @@ def test_bits_do_not_depend_on_how_keys_are_paged(heads: int, q_len: int, dtype:
         for request, length in enumerate(lengths):
             token = torch.arange(length, device="cuda")
             pool[tables[request, token // page_size].long(), token % page_size] = keys[request, :length]
-        results.append(decode(
-            query=query, kv_cache=pool, workspace_buffer=torch.zeros(8 << 20, dtype=torch.uint8, device="cuda"),
-            qk_nope_head_dim=128, kv_lora_rank=512, qk_rope_head_dim=64, block_tables=tables,
-            seq_lens=torch.tensor(lengths, dtype=torch.int32, device="cuda"), max_seq_len=1024, bmm1_scale=192**-0.5,
-            return_lse=True,
-        ))  # fmt: skip
+        results.append(decode(**arguments_of(query, pool, tables, lengths), return_lse=True))
     assert all(part.isfinite().all() for part in results[0])
     for result in results[1:]:
         assert same(result, results[0])
 
 
 def test_calls_of_a_kind_follow_the_pool_to_where_it_lies() -> None:
-    call = build(dataclasses.replace(BASE, out=None, lse=None), "cuda")
+    call = build(dataclasses.replace(BASE, out=None, lse="none"), "cuda")
     here = call.arguments["kv_cache"]
     there = here.clone() * 2
     expected = [decode(**call.arguments | {"kv_cache": pool}) for pool in (here, there)]

@@ -14,8 +14,6 @@ from mla.testing import Case, build
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
-DTYPES = [torch.bfloat16, torch.float16, torch.float8_e4m3fn]
-
 
 @pytest.mark.parametrize(
     ("shape", "strides", "rows"),
@@ -53,14 +51,14 @@ def test_a_sparse_call_has_none() -> None:
     assert pool_rows(build(Case(lengths=(64,), page_size=64, top_k=8)).problem) == 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn], ids=str)
 def test_the_type_that_is_compiled_ahead_of_time_is_the_one_that_a_call_has(dtype: torch.dtype) -> None:
     from triton.runtime.jit import mangle_type
 
-    from mla.backends.trtllm_gen.tensor_maps import _GLUON, COLUMNS, TensorMaps, type_of
+    from mla.backends.trtllm_gen.tensor_maps import COLUMNS, DTYPES, TensorMaps, type_of
 
     maps = TensorMaps(320, 576, dtype).descriptors(1 << 20)
-    assert [mangle_type(map_) for map_ in maps] == [type_of(columns, _GLUON[dtype]) for columns in COLUMNS]
+    assert [mangle_type(map_) for map_ in maps] == [type_of(columns, DTYPES[dtype]) for columns in COLUMNS]
 
 
 def launch_like_triton_s(below: Any) -> Any:

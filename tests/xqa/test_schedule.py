@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 import pytest
@@ -16,34 +15,19 @@ from mla.backends.xqa.emulator.memory import GlobalMemory
 from mla.backends.xqa.kernel.schedule import ALONE
 from tests.xqa.dealing_kernels import dealing, merging
 
-
-@dataclass(frozen=True)
-class Deal:
-    """owners[request]: the team of each tile. joins[request]: (first team, last team), by the merge kernel."""
-
-    owners: list[list[int]]
-    joins: list[tuple[int, int]]
-
-    @property
-    def hands(self) -> dict[int, list[tuple[int, int]]]:
-        """Team -> the (request, tile) that it takes."""
-        hands: dict[int, list[tuple[int, int]]] = {}
-        for request, owners in enumerate(self.owners):
-            for tile, team in enumerate(owners):
-                hands.setdefault(team, []).append((request, tile))
-        return hands
+Hands = dict[int, list[tuple[int, int]]]  # team -> the (request, tile) that it takes
 
 
-def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> Deal:
+def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> Hands:
     """The deal of requests of so many tiles, held to what any deal must be."""
     config = Config()
-    lengths = torch.tensor([max(count, 0) * config.tile for count in tiles], dtype=torch.int32)
+    lengths = torch.tensor([count * config.tile for count in tiles], dtype=torch.int32)
     columns = max([*tiles, 1])
-    owners = torch.zeros(len(tiles), columns, dtype=torch.int32)
-    joins = torch.full((len(tiles), 2), -1, dtype=torch.int32)
+    found = torch.zeros(len(tiles), columns, dtype=torch.int32)
+    joins = torch.full((len(tiles), 2), -1, dtype=torch.int32)  # first and last team of each request
     sizes = dict(requests=len(tiles), overhead=overhead, teams=teams, one_each=one_each or teams, at_least=at_least)
     for kernel, data, blocks, more in (
-        (dealing, owners, teams, dict(piece=piece, columns=columns)),
+        (dealing, found, teams, dict(piece=piece, columns=columns)),
         (merging, joins, len(tiles), {}),
     ):
         memory = GlobalMemory()
@@ -53,32 +37,32 @@ def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> De
         run_grid(Grid(kernel, config, arguments, blocks, 256, config.shared_bytes), memory)
         if len(tiles) > 128 or piece:  # the merge kernel reads what the decode kernel wrote, or asks for pieces
             break
-    found = Deal(
-        [row[:count] for row, count in zip((owners - 1).tolist(), tiles, strict=True)],
-        [tuple(row) for row in joins.tolist()],
-    )
-    taken = [team for owners in found.owners for team in owners]
+    owners = [row[:count] for row, count in zip((found - 1).tolist(), tiles, strict=True)]
+    taken = [team for teams_of_one in owners for team in teams_of_one]
     assert all(0 <= team < teams for team in taken), "a tile that nobody takes"
     assert taken == sorted(taken)
     if joins[0, 0] >= 0:
-        for owners, (first, last) in zip(found.owners, found.joins, strict=True):
-            assert not owners or (first, last) == (owners[0], owners[-1])
-            assert sorted(set(owners)) == list(range(first, last + 1)) or not owners
-    return found
+        for teams_of_one, (first, last) in zip(owners, joins.tolist(), strict=True):
+            assert not teams_of_one or (first, last) == (teams_of_one[0], teams_of_one[-1])
+            assert sorted(set(teams_of_one)) == list(range(first, last + 1)) or not teams_of_one
+    hands: Hands = {}
+    for request, teams_of_one in enumerate(owners):
+        for tile, team in enumerate(teams_of_one):
+            hands.setdefault(team, []).append((request, tile))
+    return hands
 
 
 @pytest.mark.parametrize(
     ("tiles", "teams"), [([256] * 64, 132), ([256] * 63 + [3], 132), ([8] * 300, 300), ([1, 999], 7)]
 )
 def test_no_team_has_more_than_its_share(tiles, teams):
-    deal = dealt(tiles, teams)
-    assert max(map(len, deal.hands.values())) <= -(-(sum(tiles) + 2 * len(tiles)) // teams)
+    assert max(map(len, dealt(tiles, teams).values())) <= -(-(sum(tiles) + 2 * len(tiles)) // teams)
 
 
 def test_few_tiles_are_not_cut_into_more_parts_than_joining_is_worth():
-    assert len(dealt([20, 20], 264, one_each=132, at_least=2).hands) == 20
-    assert len(dealt([128] * 4, 264, one_each=132).hands) == 4 * 130 // 4  # 520 units: four for each of 132
-    assert sorted(map(len, dealt([128] * 16, 264, one_each=132).hands.values()))[1] >= ALONE - 2  # two are overhead
+    assert len(dealt([20, 20], 264, one_each=132, at_least=2)) == 20
+    assert len(dealt([128] * 4, 264, one_each=132)) == 4 * 130 // 4  # 520 units: four for each of 132
+    assert sorted(map(len, dealt([128] * 16, 264, one_each=132).values()))[1] >= ALONE - 2  # two are overhead
 
 
 @st.composite
@@ -105,10 +89,10 @@ def batches(draw):
 @pytest.mark.no_cover
 def test_every_tile_is_taken_once_and_the_merge_knows_by_whom(batch):
     tiles, teams, overhead, at_least, one_each, piece = batch
-    deal = dealt(tiles, teams, overhead=overhead, at_least=at_least, one_each=one_each, piece=piece)
+    hands = dealt(tiles, teams, overhead=overhead, at_least=at_least, one_each=one_each, piece=piece)
     if piece:
         return
     even = Fraction(sum(tiles) + overhead * len(tiles), teams)
     alone = min(-(-(sum(tiles) + overhead * len(tiles)) // one_each), ALONE)
     most = max(-(-even // 1), alone, at_least)
-    assert all(len(hand) <= most for hand in deal.hands.values())
+    assert all(len(hand) <= most for hand in hands.values())
