@@ -13,7 +13,6 @@ from mla.backends.trtllm_gen.configurations import (
     PIECE_KEYS,
     SCANS,
     Hopper,
-    Loads,
     Merge,
     Shipped,
     Tile,
@@ -95,13 +94,14 @@ def shape_of(
     p = problem
     rows = p.num_heads if p.is_sparse else p.q_len * p.num_heads
     same = p.query.dtype == p.kv_cache.dtype
-    loads: Loads = "slots" if p.is_sparse else "boxes" if pool_rows(p) else "rows"
-    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), loads if aligned and same else None)
+    tile = tile_for(p.capability, rows, p.kv_cache.element_size(), hopper=aligned and same)
     items = p.batch * p.q_len if p.is_sparse else p.batch
     tiles = -(-rows // tile.rows)
     teams = max(sms * (tile.hopper.programs if tile.hopper else 1) // tiles, 1)
     piece = PIECE_KEYS // tile.keys if p.deterministic else 0
-    merge = merge_for(min(items, teams) * rows, p.deterministic) if p.capability else Merge(4, R, 8, 4)
+    merge = Merge(4, R, 8, 4)
+    if p.capability:
+        merge = merge_for(min(items, teams) * rows, max(teams // items, 1), p.deterministic)
     by_team = not piece and teams < items
     scan = next((size for size in SCANS if items <= size), SCANS[-1])
     common = dict(
@@ -115,7 +115,7 @@ def shape_of(
         TENSOR_1=isinstance(p.bmm1_scale, torch.Tensor),
     )  # fmt: skip
     if tile.hopper:
-        decode |= _hopper(tile.hopper) | dict(BOXES=loads == "boxes")
+        decode |= _hopper(tile.hopper) | dict(BOXES=not p.is_sparse and bool(pool_rows(p)))
     else:
         decode |= dict(
             BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),
@@ -136,7 +136,10 @@ def shape_of(
     return Shape(
         tile=tile, merge=merge, items=items, tiles=tiles, teams=teams, decode_grid=teams * tiles,
         merge_grid=(teams if by_team else items) * -(-rows // merge.rows) * (R // merge.cols), decode_constants=decode,
-        merge_constants=common | dict(BN=tile.keys, PARTS=merge.parts, MR=merge.rows, MC=merge.cols, BY_TEAM=by_team),
+        merge_constants=common | dict(
+            BN=tile.keys, PARTS=merge.parts, MR=merge.rows, MC=merge.cols, BY_TEAM=by_team,
+            OUT_ALIGN=_align(out, aligned),
+        ),
         strides=strides, parts=2 * teams, piece=piece,
     )  # fmt: skip
 
@@ -190,7 +193,9 @@ def ahead_of_time(
     if isinstance(how, Merge):
         ref = f"{folder}.merge_kernel:merge_kernel"
         name = f"merge, {how.parts} parts x {how.rows} rows x {how.cols} columns"
-        constants: dict[str, Any] = common | dict(BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True)
+        constants: dict[str, Any] = common | dict(
+            BM=16, BN=64, PARTS=how.parts, MR=how.rows, MC=how.cols, BY_TEAM=True, OUT_ALIGN=8
+        )
     else:
         number = tl.bfloat16 if dtype == "bf16" else tl.float8e4nv
         kind = "Hopper" if how.hopper else "portable"

@@ -26,6 +26,7 @@ from typing import Any
 
 JobDict = dict[str, Any]  # the fields of a `machine_code.Job`
 
+NARROW_STORE = re.compile(r"STG\b.*[.][US](8|16)\b")
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 LABEL = re.compile(r"^(\.L_x_\d+):")
 BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
@@ -124,6 +125,7 @@ def compile_here(job: JobDict) -> dict[str, Any]:
         "tensor_memory": compiled.metadata.tmem_size,
         "loop_spills": loop_spills(listing),
         "unguarded": unguarded(listing),
+        "narrow_stores": sum(count for opcode, count in counts.items() if NARROW_STORE.match(opcode)),
         "instructions": dict(classes),
         "matrix_instructions": {
             name: count for name, count in counts.items() if name.partition(".")[0].endswith("MMA")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 Chip = tuple[int, int]
 
 PIECE_KEYS = 2048  # keys per piece in deterministic mode
 OVERHEAD = 1  # units that an item costs besides its blocks
-Loads = Literal["boxes", "rows", "slots"]  # whole blocks at once, key by key, or key by key out of a sparse list
 SCANS = (32, 256, 1024)  # items that the plan looks at together; more are looked at in turns
 
 
@@ -61,28 +60,13 @@ _SMALL_16 = {16: Tile(16, 64, 8, 3), 32: Tile(32, 32, 8, 4), 64: Tile(64, 16, 8,
 _LARGE_8 = {16: Tile(16, 32, 8, 5), 32: Tile(32, 32, 8, 4), 64: Tile(64, 64, 8, 2)}
 _BLACKWELL_8 = {16: Tile(16, 32, 8, 5), 32: Tile(32, 32, 8, 4)}
 _SMALL_8 = {16: Tile(16, 32, 8, 4), 32: Tile(32, 32, 8, 4), 64: Tile(64, 32, 8, 3)}
-_HOPPER_16: dict[Loads, dict[int, Tile]] = {
-    "rows": {
-        16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=184, query_places=2)),
-        32: Tile(32, 64, 8, 2, Hopper(104, launch_registers=144)),
-        64: Tile(64, 64, 8, 2, Hopper(72)),
-    }
-}
-_HOPPER_16["slots"] = _HOPPER_16["rows"] | {64: Tile(64, 64, 8, 2, Hopper(80))}
-_HOPPER_8: dict[Loads, dict[int, Tile]] = {
-    "rows": {
-        16: Tile(16, 64, 4, 2, Hopper(56, launch_registers=128, value_keys=16, programs=2)),
-        32: Tile(32, 64, 8, 5, Hopper(72, value_keys=32)),
-        64: Tile(64, 64, 8, 3, Hopper(72, value_keys=16)),
-    }
-}
-_HOPPER_8["slots"] = _HOPPER_8["rows"] | {64: Tile(64, 64, 8, 3, Hopper(80, value_keys=16))}
-# Boxes ask little of the threads that load, so that the others may have more registers.
-_HOPPER_16["boxes"] = _HOPPER_16["rows"] | {
-    32: Tile(32, 64, 8, 2, Hopper(56, launch_registers=152)),
+_HOPPER_16 = {
+    16: Tile(16, 64, 4, 2, Hopper(104, launch_registers=184, query_places=2)),
+    32: Tile(32, 64, 8, 2, Hopper(40, launch_registers=152)),
     64: Tile(64, 64, 8, 2, Hopper(40)),
 }
-_HOPPER_8["boxes"] = _HOPPER_8["rows"] | {
+_HOPPER_8 = {
+    16: Tile(16, 64, 4, 2, Hopper(56, launch_registers=128, value_keys=16, programs=2)),
     32: Tile(32, 64, 8, 5, Hopper(40, value_keys=32)),
     64: Tile(64, 64, 8, 3, Hopper(40, value_keys=16)),
 }
@@ -101,16 +85,16 @@ _BY_CHIP: dict[Chip, tuple[dict[int, Tile], dict[int, Tile]]] = {
 INTERPRETED = {16: Tile(16, 32, 4, 1), 32: Tile(32, 32, 4, 1), 64: Tile(64, 32, 4, 1)}
 
 
-def tile_for(chip: Chip | None, rows: int, cache_bytes: int, hopper: Loads | None = None) -> Tile:
+def tile_for(chip: Chip | None, rows: int, cache_bytes: int, hopper: bool = False) -> Tile:
     """The tile for items of `rows` query vectors over a cache of `cache_bytes` per number.
 
-    `chip` None is Triton's interpreter. `hopper`: how Hopper's own kernel would load; None if it may not run.
+    `chip` None is Triton's interpreter. `hopper`: whether Hopper's own kernel may run.
     """
     height = 16 if rows <= 16 else 32 if rows <= 32 else 64
     if chip is None:
         return INTERPRETED[height]
     if chip == (9, 0) and hopper:
-        return (_HOPPER_8 if cache_bytes == 1 else _HOPPER_16)[hopper][height]
+        return (_HOPPER_8 if cache_bytes == 1 else _HOPPER_16)[height]
     two_bytes, one_byte = _BY_CHIP[chip]
     tiles = two_bytes if cache_bytes == 2 else one_byte
     return tiles.get(height, tiles[32])
@@ -126,12 +110,20 @@ class Merge:
     warps: int
 
 
-def merge_for(rows: int, deterministic: bool) -> Merge:
-    """Few rows in all are split among more programs. In deterministic mode nothing depends on how many there are."""
+def merge_for(rows: int, parts: int, deterministic: bool) -> Merge:
+    """For so many rows in all, of about so many parts each; in deterministic mode, the same for any.
+
+    Many parts of a row are shared among programs by columns, few rows among as many programs as can be.
+    """
     if deterministic:
         return Merge(1, 128, 16, 4)
-    if rows < 264:
-        return Merge(1, 64, 128, 4)
+    if parts >= 6:
+        return (
+            Merge(1, 64, 128, 4) if parts >= 96
+            else Merge(1, 256, 32, 4) if parts >= 24
+            else Merge(1, 256, 16, 4) if parts >= 12
+            else Merge(1, 512, 8, 4)
+        )  # fmt: skip
     if rows < 1056:
         return Merge(1, 512, 4, 2)
     return Merge(4, 512, 4, 4) if rows < 4096 else Merge(8, 512, 2, 4)
@@ -163,18 +155,16 @@ def _shipped(chip: Chip) -> Iterator[Shipped]:
         if dtype == "fp8e4nv" and chip < (8, 9):
             continue
         for heads, q_len in ((16, 1), (16, 2), (128, 1)):
-            yield ahead_of_time(chip, tile_for(chip, heads * q_len, size, "boxes"), dtype, heads=heads, q_len=q_len)
+            yield ahead_of_time(chip, tile_for(chip, heads * q_len, size, True), dtype, heads=heads, q_len=q_len)
         if chip == (9, 0):
             for heads in (16, 128):
-                tile = tile_for(chip, heads, size, "rows")
+                tile = tile_for(chip, heads, size, True)
                 yield ahead_of_time(chip, tile, dtype, heads=heads, q_len=1, page_size=16)
-        tile = tile_for(chip, 128, size, "slots")
+        tile = tile_for(chip, 128, size, True)
         yield ahead_of_time(chip, tile, dtype, heads=128, q_len=1, sparse=True)
     if chip == (9, 0):
         yield ahead_of_time(chip, tile_for(chip, 16, 2), "bf16", heads=16, q_len=1)
         yield ahead_of_time(chip, tile_for(chip, 128, 2), "bf16", heads=128, q_len=1)
         yield ahead_of_time(chip, tile_for(chip, 128, 1), "fp8e4nv", heads=128, q_len=1)
-    yield ahead_of_time(chip, merge_for(16, False), "bf16", heads=16, q_len=1)
-    yield ahead_of_time(chip, merge_for(512, False), "bf16", heads=16, q_len=1)
-    yield ahead_of_time(chip, merge_for(2048, False), "bf16", heads=16, q_len=1)
-    yield ahead_of_time(chip, merge_for(8192, False), "bf16", heads=16, q_len=1)
+    for rows, parts in ((16, 132), (32, 66), (128, 16), (256, 8), (512, 4), (2048, 2), (8192, 1)):
+        yield ahead_of_time(chip, merge_for(rows, parts, False), "bf16", heads=16, q_len=1)

@@ -18,14 +18,15 @@ finish_rows = gluon.jit(decode_kernel.finish_rows.fn)
 
 
 @gluon.jit
-def query_rows(
-    start, row, stride_q_token, stride_q_head, Q_LEN: gl.constexpr, HEADS: gl.constexpr, SPARSE: gl.constexpr
+def rows_at(
+    item, row, stride_request, stride_token, stride_head, Q_LEN: gl.constexpr, HEADS: gl.constexpr, SPARSE: gl.constexpr
 ):
-    """(addresses, which of them there are) of rows of an item whose queries begin at `start`."""
-    at = (row % HEADS).to(gl.int64) * stride_q_head
-    if not SPARSE:
-        at += (row // HEADS).to(gl.int64) * stride_q_token
-    return gl.multiple_of(start + at, 16), row < (HEADS if SPARSE else Q_LEN * HEADS)
+    """Where rows of an item begin in a tensor [B, Q, H, ...], in elements."""
+    if SPARSE:
+        at = (item // Q_LEN).to(gl.int64) * stride_request + (item % Q_LEN).to(gl.int64) * stride_token
+    else:
+        at = item.to(gl.int64) * stride_request + (row // HEADS).to(gl.int64) * stride_token
+    return at + (row % HEADS).to(gl.int64) * stride_head
 
 
 @gluon.jit
@@ -35,22 +36,17 @@ def load_queries(
 ):  # fmt: skip
     """Start to copy the query vectors of a row tile of an item; zeros past the last row."""
     WARPS: gl.constexpr = gl.num_warps()
-    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [WARPS, 1], [1, 0])
+    ROWS: gl.constexpr = HEADS if SPARSE else Q_LEN * HEADS
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [4, 8], [WARPS, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [WARPS, 1], [1, 0])
-    if SPARSE:
-        start = (item // Q_LEN).to(gl.int64) * stride_q_request + (item % Q_LEN).to(gl.int64) * stride_q_token
-    else:
-        start = item.to(gl.int64) * stride_q_request
-    # Said of the rows once more: where an item has one row, the compiler drops the sum there, and what was said of it.
-    start = gl.multiple_of(q_ptr + start, 16)
     row = tile * BM + gl.arange(0, BM, gl.SliceLayout(1, WIDE))
-    where, live = query_rows(start, row, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
-    at = where[:, None] + gl.arange(0, R, gl.SliceLayout(0, WIDE))[None, :]
-    async_copy.async_copy_global_to_shared(queries, at, mask=live[:, None])
+    at = rows_at(item, row, stride_q_request, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
+    at = gl.multiple_of(q_ptr + at, 16)[:, None] + gl.arange(0, R, gl.SliceLayout(0, WIDE))[None, :]
+    async_copy.async_copy_global_to_shared(queries, at, mask=(row < ROWS)[:, None])
     row = tile * BM + gl.arange(0, BM, gl.SliceLayout(1, NARROW))
-    where, live = query_rows(start, row, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
-    at = where[:, None] + (R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW)))[None, :]
-    async_copy.async_copy_global_to_shared(query_ropes, at, mask=live[:, None])
+    at = rows_at(item, row, stride_q_request, stride_q_token, stride_q_head, Q_LEN, HEADS, SPARSE)
+    at = gl.multiple_of(q_ptr + at, 16)[:, None] + (R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW)))[None, :]
+    async_copy.async_copy_global_to_shared(query_ropes, at, mask=(row < ROWS)[:, None])
     async_copy.commit_group()
 
 
@@ -144,6 +140,24 @@ def add_widened_values(keys, p, weight_smem, even, odd, empty, PRODUCT: gl.const
     return even, odd
 
 
+@gluon.constexpr_function
+def store_layout(layout, SWAP):
+    """`layout`, in which the tensor cores leave rows, with one bit of the column exchanged between lanes and registers.
+
+    Twice as many columns of a row are then together in a thread, and 32 bytes of bf16 or more in a warp: L2 takes whole
+    sectors. One exchange is what the compiler does by shuffles alone; with more it goes through shared memory.
+    """
+    axis = 0 if SWAP else 1
+    lanes, registers = list(layout.lane_bases), list(layout.reg_bases)
+    lane = min((base for base in lanes if base[axis]), key=sum)
+    register = min((base for base in registers if base[axis] > lane[axis]), key=sum)
+    lanes[lanes.index(lane)] = register
+    registers.remove(register)
+    together = [base for base in registers if 0 < base[axis] < lane[axis]] + [lane]
+    registers = together + [base for base in registers if base not in together]
+    return gl.DistributedLinearLayout(registers, lanes, layout.warp_bases, layout.block_bases, layout.shape)
+
+
 @gluon.jit
 def side_by_side(even, odd, BM: gl.constexpr):
     """Even and odd columns [R / 2, BM] as columns [R, BM], every number where it is."""
@@ -197,10 +211,10 @@ def compute_warps(
     ACC_ROW: gl.constexpr = gl.SliceLayout(KEYS, ACC)
     ROWS: gl.constexpr = HEADS if SPARSE else Q_LEN * HEADS
     CAUSAL: gl.constexpr = (not SPARSE) and Q_LEN > 1
+    STORE: gl.constexpr = store_layout(gl.to_linear_layout(ACC, [R, BM] if SWAP else [BM, R]), SWAP)
     row = tile * BM + gl.arange(0, BM, PER_ROW)
     out_row = tile * BM + gl.arange(0, BM, ACC_ROW)
     offsets = gl.arange(0, BN, gl.SliceLayout(1 - KEYS, SCORE))
-    cols = gl.arange(0, R, gl.SliceLayout(1 - KEYS, ACC))
     count, turn = gl.to_tensor(0), gl.to_tensor(0)
     if Q_PLACES == 2:
         if before < hi:
@@ -212,10 +226,6 @@ def compute_warps(
         here, length, blocks, pieces, first, last = span_of(
             item, before, lo, hi, lens_ptr, stride_lens, items, most, Q_LEN, SPARSE, PIECE, OVERHEAD
         )
-        if SPARSE:
-            request = (item // Q_LEN).to(gl.int64)
-        else:
-            request = item.to(gl.int64)
         if Q_PLACES == 1:
             load_queries(
                 item, tile, queries.index(0), query_ropes.index(0), q_ptr, stride_q_request, stride_q_token,
@@ -279,31 +289,32 @@ def compute_warps(
             m = gl.convert_layout(m, ACC_ROW)
             weight = gl.convert_layout(gl.sum(weights, KEYS), ACC_ROW)  # [BM]
             if (begin == 0) & (end == blocks):
-                row_live = out_row < ROWS
-                head = out_row % HEADS
-                factor, lse = finish_rows(m, weight, head, row_live, sinks_ptr, stride_sink, HAS_SINKS)
-                if SPARSE:
-                    out_token = gl.zeros([BM], gl.int32, ACC_ROW) + item % Q_LEN
-                else:
-                    out_token = out_row // HEADS
-                at = request * stride_out_request + out_token.to(gl.int64) * stride_out_token
-                at += head.to(gl.int64) * stride_out_head
+                live = out_row < ROWS
+                factor, lse = finish_rows(m, weight, out_row % HEADS, live, sinks_ptr, stride_sink, HAS_SINKS)
                 result = (acc * per_row(factor * out_scale, SWAP)).to(out_ptr.dtype.element_ty)
-                gl.store(out_ptr + per_row(at, SWAP) + per_key(cols, SWAP), result, mask=per_row(row_live, SWAP))
+                stored_row = tile * BM + gl.arange(0, BM, gl.SliceLayout(KEYS, STORE))
+                stored_cols = gl.arange(0, R, gl.SliceLayout(1 - KEYS, STORE))
+                at = rows_at(
+                    item, stored_row, stride_out_request, stride_out_token, stride_out_head, Q_LEN, HEADS, SPARSE
+                )
+                at = per_row(gl.multiple_of(out_ptr + at, 16), SWAP) + per_key(stored_cols, SWAP)
+                gl.store(at, gl.convert_layout(result, STORE), mask=per_row(stored_row < ROWS, SWAP))
                 if HAS_LSE:
                     if BASE_E:
                         lse = lse * LN2
-                    at = request * stride_lse_request + out_token.to(gl.int64) * stride_lse_token
-                    at += head.to(gl.int64) * stride_lse_head
-                    gl.store(lse_ptr + at, lse, mask=row_live)
+                    at = rows_at(
+                        item, out_row, stride_lse_request, stride_lse_token, stride_lse_head, Q_LEN, HEADS, SPARSE
+                    )
+                    gl.store(lse_ptr + at, lse, mask=live)
             else:
                 if PIECE:
                     slot = (before + piece).to(gl.int64)
                 else:
                     slot = (team * 2 + (begin == 0).to(gl.int32)).to(gl.int64)
-                at = (slot * tiles + tile) * BM + gl.arange(0, BM, ACC_ROW)
                 ends = gl.where(weight == 0.0, 0.0, 1.0 / weight)
-                gl.store(part_ptr + per_row(at, SWAP) * R + per_key(cols, SWAP), acc * per_row(ends, SWAP))
-                gl.store(part_lse_ptr + at, gl.where(m == float("-inf"), 0.0, m) + gl.log2(weight))
+                part_row = (slot * tiles + tile) * BM + gl.arange(0, BM, ACC_ROW)
+                cols = gl.arange(0, R, gl.SliceLayout(1 - KEYS, ACC))
+                gl.store(part_ptr + per_row(part_row, SWAP) * R + per_key(cols, SWAP), acc * per_row(ends, SWAP))
+                gl.store(part_lse_ptr + part_row, gl.where(m == float("-inf"), 0.0, m) + gl.log2(weight))
         before += pieces + OVERHEAD
         item += 1

@@ -28,7 +28,7 @@ def locate(
     OVERHEAD: gl.constexpr, MIN_UNITS: gl.constexpr, SCAN: gl.constexpr, ONCE: gl.constexpr,
 ):  # fmt: skip
     """(teams used, units of a line, teams that share it, first item of the team, units before it), as `plan_kernel.locate`."""
-    VECTOR: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    VECTOR: gl.constexpr = gl.BlockedLayout([SCAN // 32], [32], [gl.num_warps()], [0])  # every warp has all items
     item = gl.arange(0, SCAN, VECTOR)
     if ONCE:
         units = units_of(lens_ptr, stride_lens, item, item < items, Q_LEN, SPARSE, most, BN, PIECE, OVERHEAD)
@@ -116,42 +116,26 @@ def load_rows(
     TOKEN: gl.constexpr, PAGE: gl.constexpr, SPARSE: gl.constexpr, FLAT: gl.constexpr, VEC: gl.constexpr,
 ):  # fmt: skip
     """As `load_block`, key by key."""
-    PART: gl.constexpr = BN if SPARSE else 16  # keys at a time
-    ONE_PAGE: gl.constexpr = PAGE % BN == 0
-    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [1, 32], [4, 1], [1, 0])
+    # Eight threads copy 128 bytes of a key at a time, so that few addresses serve many copies.
+    WIDE: gl.constexpr = gl.BlockedLayout([1, VEC], [4, 8], [4, 1], [1, 0])
     NARROW: gl.constexpr = gl.BlockedLayout([1, VEC], [VEC // 2, 64 // VEC], [4, 1], [1, 0])
-    offsets = gl.arange(0, PART, gl.SliceLayout(1, WIDE))
-    cols = gl.arange(0, R, gl.SliceLayout(0, WIDE))
-    rope_offsets = gl.arange(0, BN, gl.SliceLayout(1, NARROW))
-    rope_cols = R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW))
+    ONE_PAGE: gl.constexpr = PAGE % BN == 0
+    where, readable, _ = keys_at(
+        start, gl.arange(0, BN, gl.SliceLayout(1, WIDE)), end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE,
+        SPARSE, FLAT, ONE_PAGE,
+    )  # fmt: skip
     rope_where, rope_readable, joins = keys_at(
-        start, rope_offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, ONE_PAGE
+        start, gl.arange(0, BN, gl.SliceLayout(1, NARROW)), end, table, stride_table, width, num_pages, stride_page, TOKEN,
+        PAGE, SPARSE, FLAT, ONE_PAGE,
     )  # fmt: skip
     # Addresses are multiples of 16 bytes, which a worker does not know of its arguments.
-    at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16]) + rope_cols[None, :]
-    if SPARSE:  # all slots are looked up before the place is free
-        where, readable, _ = keys_at(
-            start, offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE, FLAT, ONE_PAGE
-        )
-        mbarrier.wait(empty.index(place), parity)
-        bias.index(place).store(joins)
-        async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
-        at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
-        async_copy.async_copy_global_to_shared(keys.index(place), at, mask=readable[:, None])
-    else:
-        # Pages are looked up as copies go along. Barriers between parts keep the four warps in the same page, which was
-        # measured to be faster than all copies at once.
-        mbarrier.wait(empty.index(place), parity)
-        async_copy.async_copy_global_to_shared(ropes.index(place), at, mask=rope_readable[:, None])
-        bias.index(place).store(joins)
-        for part in gl.static_range(BN // PART):
-            where, readable, _ = keys_at(
-                start, part * PART + offsets, end, table, stride_table, width, num_pages, stride_page, TOKEN, PAGE, SPARSE,
-                FLAT, ONE_PAGE,
-            )  # fmt: skip
-            at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + cols[None, :]
-            some = keys.index(place).slice(part * PART, PART, 0)
-            async_copy.async_copy_global_to_shared(some, at, mask=readable[:, None])
+    at = gl.multiple_of(kv_ptr + where[:, None], [16, 16]) + gl.arange(0, R, gl.SliceLayout(0, WIDE))[None, :]
+    rope_at = gl.multiple_of(kv_ptr + rope_where[:, None], [16, 16])
+    rope_at += R + gl.arange(0, ROPE, gl.SliceLayout(0, NARROW))[None, :]
+    mbarrier.wait(empty.index(place), parity)
+    async_copy.async_copy_global_to_shared(ropes.index(place), rope_at, mask=rope_readable[:, None])
+    async_copy.async_copy_global_to_shared(keys.index(place), at, mask=readable[:, None])
+    bias.index(place).store(joins)
     async_copy.mbarrier_arrive(full.index(place), increment_count=False)
     fence_async_shared()
     mbarrier.arrive(full.index(place), count=1)  # one more arrival, for what was stored without an asynchronous copy

@@ -86,6 +86,7 @@ class MachineCode:
         spill_stores, spill_loads: bytes per thread that the compiler had no register for.
         loop_spills: instructions of these in the innermost loops that copy asynchronously or multiply.
         unguarded: places where warps that are late may read what was handed over to others, see `compiling.unguarded`.
+        narrow_stores: instructions that store one or two bytes of each thread to global memory.
         shared_bytes: per block.
         tensor_memory: columns per block.
         instructions: opcode without its modifiers -> how often it stands in the code.
@@ -103,6 +104,7 @@ class MachineCode:
     spill_loads: int = 0
     loop_spills: int = 0
     unguarded: int = 0
+    narrow_stores: int = 0
     shared_bytes: int = 0
     tensor_memory: int = 0
     instructions: Mapping[str, int] = field(default_factory=dict)

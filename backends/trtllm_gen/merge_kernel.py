@@ -22,7 +22,7 @@ def merge_kernel(
     Q_LEN: tl.constexpr, HEADS: tl.constexpr, SPARSE: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_LSE: tl.constexpr,
     BASE_E: tl.constexpr, TENSOR_2: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, PIECE: tl.constexpr,
     OVERHEAD: tl.constexpr, MIN_UNITS: tl.constexpr, SCAN: tl.constexpr, ONCE: tl.constexpr, PARTS: tl.constexpr, MR: tl.constexpr, MC: tl.constexpr,
-    BY_TEAM: tl.constexpr, PDL: tl.constexpr,
+    BY_TEAM: tl.constexpr, OUT_ALIGN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """MR rows of one item, MC of their R columns, PARTS parts at a time.
 
@@ -103,7 +103,8 @@ def merge_kernel(
         factor = tl.where(weight == 0.0, 0.0, 1.0 / weight) * read_scale(bmm2, TENSOR_2)
         result = (acc * factor[:, None]).to(out_ptr.dtype.element_ty)
         out_row = request * stride_out_request + token * stride_out_token + head * stride_out_head
-        tl.store(out_ptr + out_row[:, None] + cols[None, :], result, mask=row_live[:, None])
+        out_at = out_ptr + tl.multiple_of(out_row, OUT_ALIGN)[:, None] + cols[None, :]
+        tl.store(out_at, result, mask=row_live[:, None])
         if HAS_LSE and pid % CHUNKS == 0:
             lse_row = request * stride_lse_request + token * stride_lse_token + head * stride_lse_head
             log = tl.where(top == float("-inf"), 0.0, top) + tl.log2(weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,6 @@ from mla.testing import Case, build
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 CHIPS = sorted(AUTO_ORDER)
-LOADS: tuple[c.Loads, ...] = get_args(c.Loads)
 E4M3 = {"query": "float8_e4m3fn", "cache": "float8_e4m3fn"}
 
 
@@ -35,25 +34,24 @@ def on(chip: tuple[int, int] | None, **case: Any) -> mla.Problem:
 @pytest.mark.parametrize("size", [1, 2])
 def test_every_chip_has_a_tile_for_any_number_of_rows(chip: tuple[int, int], size: int) -> None:
     for rows in (1, 15, 16, 17, 32, 33, 64, 65, 128, 1170):
-        for hopper in (None, *LOADS):
+        for hopper in (False, True):
             tile = tile_for(chip, rows, size, hopper)
             assert tile.rows in (16, 32, 64)
             assert tile.rows >= min(rows, 32)
             assert tile.rows == 16 or tile.rows < 2 * rows  # no more than needed
-            assert bool(tile.hopper) == (hopper is not None and chip == (9, 0))
+            assert bool(tile.hopper) == (hopper and chip == (9, 0))
 
 
 def test_no_tile_of_64_rows_goes_to_data_center_blackwell() -> None:
     """Scores and output of 64 rows need more columns of tensor memory than there are."""
     for chip in ((10, 0), (10, 3)):
-        assert {tile_for(chip, rows, size, "boxes").rows for rows in (64, 128, 999) for size in (1, 2)} == {32}
+        assert {tile_for(chip, rows, size).rows for rows in (64, 128, 999) for size in (1, 2)} == {32}
 
 
-@pytest.mark.parametrize("loads", LOADS)
-def test_hopper_s_own_kernel_gets_all_that_is_aligned(loads: c.Loads) -> None:
+def test_hopper_s_own_kernel_gets_all_that_is_aligned() -> None:
     for rows in (16, 32, 64):
         for size in (1, 2):
-            tile = tile_for((9, 0), rows, size, loads)
+            tile = tile_for((9, 0), rows, size, hopper=True)
             assert tile.hopper
             assert tile.rows == rows
 
@@ -61,7 +59,7 @@ def test_hopper_s_own_kernel_gets_all_that_is_aligned(loads: c.Loads) -> None:
 def test_pieces_of_deterministic_mode_are_whole_blocks_and_every_tile_is_a_power_of_two() -> None:
     tables = [
         *c._BY_CHIP.values(),
-        (*c._HOPPER_16.values(), *c._HOPPER_8.values()),
+        (c._HOPPER_16, c._HOPPER_8),
         (c.INTERPRETED,),
     ]
     for height, tile in (pair for tiles in tables for table in tiles for pair in table.items()):
@@ -105,16 +103,24 @@ def test_what_is_listed_for_a_chip_is_what_its_calls_get(chip: tuple[int, int]) 
 # Merging.
 
 
-@pytest.mark.parametrize("rows", [1, 263, 264, 1055, 1056, 4095, 4096, 1 << 20])
-def test_a_merge_program_works_on_powers_of_two_that_fit_in_registers(rows: int) -> None:
-    merge = merge_for(rows, False)
+@pytest.mark.parametrize("rows", [1, 256, 1055, 1056, 4095, 4096, 1 << 20])
+@pytest.mark.parametrize("parts", [1, 5, 6, 11, 12, 23, 24, 95, 96, 132])
+def test_a_merge_program_works_on_powers_of_two_that_fit_in_registers(rows: int, parts: int) -> None:
+    merge = merge_for(rows, parts, False)
     assert all(number & (number - 1) == 0 for number in (merge.rows, merge.cols, merge.parts))
     assert 512 % merge.cols == 0
     assert merge.parts * merge.rows * merge.cols <= 64 * 32 * merge.warps  # fp32 numbers of one step, 64 a thread
 
 
-def test_merging_in_deterministic_mode_is_the_same_for_any_number_of_rows() -> None:
-    assert len({merge_for(rows, True) for rows in (1, 16, 300, 5000, 1 << 20)}) == 1
+@pytest.mark.parametrize("parts", [1, 2, 4, 8, 16, 33, 66, 132])
+def test_parts_of_which_a_row_has_many_are_read_in_few_steps(parts: int) -> None:
+    merge = merge_for(256, parts, False)
+    assert parts <= 3 * merge.parts
+    assert merge.parts <= 4 * parts or merge.cols == 512  # and threads are not left idle
+
+
+def test_merging_in_deterministic_mode_is_the_same_for_any_number_of_rows_and_parts() -> None:
+    assert len({merge_for(rows, parts, True) for rows in (1, 300, 5000, 1 << 20) for parts in (1, 8, 132)}) == 1
 
 
 # Launches.
