@@ -119,15 +119,3 @@ def test_auto_says_once_that_it_fell_to_the_reference(monkeypatch):
         call.run(CALL)
     call.run(CALL)
     assert len(seen) == 1
-
-
-def test_tensors_on_another_device_than_the_current_one_are_used_where_they_are(backend):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    here, there = build(Case(lengths=(70, 3), heads=4), "cuda:0"), build(Case(lengths=(70, 3), heads=4), "cuda:1")
-    with torch.cuda.device(0):
-        a, b = here.run(CALL, backend=backend)[0], there.run(CALL, backend=backend)[0]
-        assert torch.cuda.current_device() == 0
-    assert torch.equal(a.cpu(), b.cpu())
-    with pytest.raises(ValueError, match="kv_cache is on cuda:0; expected cuda:1"):
-        CALL(**there.arguments | {"kv_cache": here.arguments["kv_cache"]}, backend=backend)
