@@ -115,7 +115,7 @@ def shape_of(
         TENSOR_1=isinstance(p.bmm1_scale, torch.Tensor),
     )  # fmt: skip
     if tile.hopper:
-        decode |= _hopper(tile.hopper) | dict(BOXES=not p.is_sparse and bool(pool_rows(p)))
+        decode |= _hopper(tile.hopper) | dict(BOXES=bool(pool_rows(p)))
     else:
         decode |= dict(
             BN=tile.keys, ALIGN=_align(p.kv_cache, aligned), Q_ALIGN=_align(p.query, aligned),

@@ -139,6 +139,16 @@ def test_opcodes_are_counted_with_and_without_a_predicate() -> None:
     assert compiling.opcodes(listing) == counts
 
 
+def test_stores_of_two_bytes_are_counted() -> None:
+    """How many numbers there are decides whether the last few of a thread may be stored together."""
+    known = ("a", "out", "n")
+    job = Job("converted", f"{FILE}:converted_kernel", {"a": "*bf16", "out": "*bf16"}, {"N": 1024}, known, (9, 0))
+    together, one_by_one = compile_all([job, replace(job, divisible_by_16=known[:2])])
+    assert (together.error, one_by_one.error) == ("", "")
+    assert together.narrow_stores == 0
+    assert one_by_one.narrow_stores == 1024 // (32 * job.num_warps)
+
+
 def test_spills_are_counted_in_the_innermost_loops_that_copy_or_multiply() -> None:
     outer, inner, after = "LDL R1, [R2]", "STL [R2], R1", "LDL R3, [R2]"
     lines = [".L_x_0:", outer, "LDGSTS.E [R1], [R2]", ".L_x_1:", inner, "HMMA.16816.F32 R4, R8, R2, R4", inner,
