@@ -101,7 +101,7 @@ def shape_of(
     piece = PIECE_KEYS // tile.keys if p.deterministic else 0
     merge = Merge(4, R, 8, 4)
     if p.capability:
-        merge = merge_for(min(items, teams) * rows, max(teams // items, 1), p.deterministic)
+        merge = merge_for(min(items, teams) * rows, teams // items, p.deterministic)
     by_team = not piece and teams < items
     scan = next((size for size in SCANS if items <= size), SCANS[-1])
     common = dict(

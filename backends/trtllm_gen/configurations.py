@@ -110,20 +110,22 @@ class Merge:
     warps: int
 
 
-def merge_for(rows: int, parts: int, deterministic: bool) -> Merge:
-    """For so many rows in all, of about so many parts each; in deterministic mode, the same for any.
+_MANY_PARTS = (
+    (96, Merge(1, 64, 128, 4)),
+    (24, Merge(1, 256, 32, 4)),
+    (12, Merge(1, 256, 16, 4)),
+    (6, Merge(1, 512, 8, 4)),
+)
+"""From so many parts of a row on, it is merged so: the more parts at a time, the fewer of their columns."""
 
-    Many parts of a row are shared among programs by columns, few rows among as many programs as can be.
-    """
+
+def merge_for(rows: int, parts: int, deterministic: bool) -> Merge:
+    """For so many rows in all, of about so many parts each; in deterministic mode, the same for any."""
     if deterministic:
         return Merge(1, 128, 16, 4)
-    if parts >= 6:
-        return (
-            Merge(1, 64, 128, 4) if parts >= 96
-            else Merge(1, 256, 32, 4) if parts >= 24
-            else Merge(1, 256, 16, 4) if parts >= 12
-            else Merge(1, 512, 8, 4)
-        )  # fmt: skip
+    for least, merge in _MANY_PARTS:
+        if parts >= least:
+            return merge
     if rows < 1056:
         return Merge(1, 512, 4, 2)
     return Merge(4, 512, 4, 4) if rows < 4096 else Merge(8, 512, 2, 4)
@@ -154,14 +156,13 @@ def _shipped(chip: Chip) -> Iterator[Shipped]:
     for dtype, size in (("bf16", 2), ("fp8e4nv", 1)):
         if dtype == "fp8e4nv" and chip < (8, 9):
             continue
-        for heads, q_len in ((16, 1), (16, 2), (128, 1)):
-            yield ahead_of_time(chip, tile_for(chip, heads * q_len, size, True), dtype, heads=heads, q_len=q_len)
+        kinds: list[dict[str, Any]] = [dict(heads=16, q_len=1), dict(heads=16, q_len=2), dict(heads=128, q_len=1)]
         if chip == (9, 0):
-            for heads in (16, 128):
-                tile = tile_for(chip, heads, size, True)
-                yield ahead_of_time(chip, tile, dtype, heads=heads, q_len=1, page_size=16)
-        tile = tile_for(chip, 128, size, True)
-        yield ahead_of_time(chip, tile, dtype, heads=128, q_len=1, sparse=True)
+            kinds += [dict(heads=heads, q_len=1, page_size=16) for heads in (16, 128)]
+        kinds.append(dict(heads=128, q_len=1, sparse=True))
+        for kind in kinds:
+            tile = tile_for(chip, kind["heads"] * kind["q_len"], size, hopper=True)
+            yield ahead_of_time(chip, tile, dtype, **kind)
     if chip == (9, 0):
         yield ahead_of_time(chip, tile_for(chip, 16, 2), "bf16", heads=16, q_len=1)
         yield ahead_of_time(chip, tile_for(chip, 128, 2), "bf16", heads=128, q_len=1)

@@ -21,7 +21,10 @@ finish_rows = gluon.jit(decode_kernel.finish_rows.fn)
 def rows_at(
     item, row, stride_request, stride_token, stride_head, Q_LEN: gl.constexpr, HEADS: gl.constexpr, SPARSE: gl.constexpr
 ):
-    """Where rows of an item begin in a tensor [B, Q, H, ...], in elements."""
+    """Where rows of an item begin in a tensor [B, Q, H, ...], in elements.
+
+    The portable kernels write this out: of a function's result, Triton 3.6 does not keep that it is said to be aligned.
+    """
     if SPARSE:
         at = (item // Q_LEN).to(gl.int64) * stride_request + (item % Q_LEN).to(gl.int64) * stride_token
     else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -77,7 +75,6 @@ def test_the_work_goes_to_the_current_stream_of_the_query_s_device(backend: str)
 def test_a_graph_captured_on_one_gpu_is_replayed_while_the_other_is_current(backend: str) -> None:
     call = build(DENSE, "cuda:1")
     expected = run(call, backend)
-    arguments: dict[str, Any] = call.arguments
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.device(1):
         with torch.cuda.graph(graph):
@@ -87,7 +84,7 @@ def test_a_graph_captured_on_one_gpu_is_replayed_while_the_other_is_current(back
         graph.replay()
         torch.cuda.synchronize(1)
     assert same([out.cpu(), lse.cpu()], expected)
-    arguments["seq_lens"].sub_(1).clamp_(min=0)
+    call.arguments["seq_lens"].sub_(1).clamp_(min=0)
     graph.replay()
     torch.cuda.synchronize(1)
     shorter = [out.cpu(), lse.cpu()]
