@@ -76,6 +76,7 @@ class Seen:
         self.rows = (p.batch, p.q_len, p.num_heads)
         self.out_shape = (*self.rows, p.kv_lora_rank)
         self.wants_lse = p.wants_lse
+        self.lse_strides = None if p.lse is None else p.lse.stride()
         read = (p.query, p.kv_cache, p.block_tables, p.seq_lens, p.sinks, p.bmm1_scale, p.bmm2_scale)
         self.reach = tuple(map(_reach, (p.out, p.lse, *read)))
         self.scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
@@ -110,23 +111,23 @@ class Seen:
                 )
                 lse = result_lse.view(self.rows)
             elif lse.ndim == 2:
-                lse = checks.lse(lse, *self.rows)
+                lse = lse.as_strided(self.rows, self.lse_strides)
         self.run(query, cache, tables, lens, out, lse, sinks, scales[0], scales[1], workspace, bound)
         return (result, result_lse) if return_lse else result
 
-    def _apart(self, out: Any, lse: Any, *read: Any) -> bool:
-        """Whether no address range of what is written meets another's; if one does, the exact check must decide."""
-        ranges = [
-            (value.data_ptr(), value.data_ptr() + length)
-            for value, length in zip((out, lse, *read), self.reach, strict=True)
-            if length
-        ]
-        outputs = (self.reach[0] > 0) + (self.reach[1] > 0)
-        return all(
-            end <= other or other_end <= first
-            for index, (first, end) in enumerate(ranges[:outputs])
-            for other, other_end in ranges[index + 1 :]
-        )
+    def _apart(self, *tensors: Any) -> bool:
+        """Whether no address range of the first two, which are written, meets another; else the exact check decides."""
+        ranges: list[tuple[int, int]] = []  # of what is written
+        for index, length in enumerate(self.reach):
+            if length:
+                first = tensors[index].data_ptr()
+                end = first + length
+                for other, other_end in ranges:
+                    if first < other_end and other < end:
+                        return False
+                if index < 2:
+                    ranges.append((first, end))
+        return True
 
 
 def _reach(value: object) -> int:

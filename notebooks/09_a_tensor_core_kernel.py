@@ -127,14 +127,15 @@ for block in range(emulation.decode.blocks):
     traces.append(Trace())
     run_block(emulation.decode, emulation.memory, block, trace=traces[-1])
 trace = max(traces, key=len)
-wanted = ("load_queries", "load_tile", "partial_scores", "softmax", "add_values", "finished")
+wanted = ("load_queries", "start_tile", "partial_scores", "softmax", "add_values", "finished")
 for function, counts in trace.chapters():
     if function in wanted:
         print(f"{function:15}", ", ".join(f"{count} x {name}" for name, count in counts.items()))
 
 # %% [markdown]
 # These counts are per thread. The queries go into registers once (36 words each). Then the tile of keys is copied into
-# shared memory (`cp_async16`: 16 bytes a time, without passing through registers). Three steps follow.
+# shared memory (`cp_async16`: 16 bytes a time, without passing through registers). A second tile would be started next;
+# there is none, so that group of copies is empty. Three steps follow.
 #
 # ### Scores
 #

@@ -146,6 +146,12 @@ class Config:
         return self.stages - (2 if self.values_later else 1)
 
     @property
+    def starts_late(self) -> bool:
+        """The next copies start behind the scores and not before them. Two tiles are under way then, so that they lose
+        nothing by it; with one under way they would, and tiles of 64 rows lose by it in any case."""
+        return self.ahead > 1 and self.row_groups == 1
+
+    @property
     def constants(self) -> dict[str, int | bool]:
         """The names that kernels read, see `kernel/constants.py`."""
         flips = 4 if self.eight_bit else 8
@@ -215,6 +221,7 @@ class Config:
             "EIGHT_BIT_QUERY": self.kind.startswith("e4m3"),
             "QUERIES_IN_SHARED": self.queries_in_shared,
             "VALUES_LATER": self.values_later,
+            "STARTS_LATE": self.starts_late,
             "SPARSE": self.sparse,
             "DEPENDENT": self.dependent,
         }

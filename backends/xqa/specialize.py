@@ -52,6 +52,7 @@ def choices(config: Config) -> dict[str, str]:
         "widen_keys": "widen_to_bf16" if query == "bf16" else "widen_to_fp16",
         "wait_for_tile": f"cp_async_wait_{config.ahead - 1}",
         "copy16": "cp_async16" if config.aligned else "copy16_by_number",
+        "loading_thread": "thread_index_anew" if config.blocks_per_sm > 1 else "thread_index",
         "query_word": "load_u32" if config.aligned else narrow_query,
         "pack_out": "pack_fp16" if config.out == "fp16" else "pack_bf16",
         "store_out": "store_pair" if config.out_pairs else "store_pair_apart",

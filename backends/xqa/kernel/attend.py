@@ -38,7 +38,6 @@ from mla.backends.xqa.isa import (
 from mla.backends.xqa.kernel.constants import (
     BIAS_AT,
     DECAY_AT,
-    DIM_GROUP_BITS,
     DIM_GROUPS,
     EIGHT_BIT,
     GROUP_BYTES,
@@ -46,8 +45,6 @@ from mla.backends.xqa.kernel.constants import (
     QUERIES_AT,
     QUERIES_IN_SHARED,
     QUERY_PITCH,
-    ROW_GROUP_BITS,
-    ROW_GROUPS,
     ROW_LANE_BITS,
     ROW_LANES,
     ROW_TILES,
@@ -70,7 +67,7 @@ from mla.backends.xqa.kernel.constants import (
     WIDENED,
     ZEROS_AT,
 )
-from mla.backends.xqa.kernel.memory import flip_of_token
+from mla.backends.xqa.kernel.memory import flip_of_token, part_of_warp
 from mla.backends.xqa.kernel.numbers import (
     HEADROOM,
     LOWEST,
@@ -97,47 +94,52 @@ def flip_of(row):
     return ((row & 1) << 6) | ((row & 2) << 4)
 
 
-def partial_scores(smem, keys, words):
-    """Q K^T over this warp's part of D, rows and tokens, into shared memory."""
+def find_places(smem, places):
+    """Where this lane finds what `partial_scores` needs, once for all tiles: keys in a stage of them (four places, as
+    every fourth step finds a key's chunks in the same order), queries, and its partial scores.
+    """
     thread = thread_index()
     lane = thread & 31
-    g = lane >> 2
-    t = lane & 3
-    group = (thread >> 5) & (DIM_GROUPS - 1)
-    first_row = (thread >> 5 >> DIM_GROUP_BITS & (ROW_GROUPS - 1)) * (16 * WARP_ROW_TILES)
-    tokens = (thread >> 5 >> (DIM_GROUP_BITS + ROW_GROUP_BITS)) * (16 * TOKEN_BLOCKS)
-    sums = cuda.local.array(SCORE_WORDS, float32)  # [block of tokens, row tile, 8 tokens or the other 8, c0..c3]
-    for i in range(SCORE_WORDS):
-        sums[i] = float32(0.0)
+    group, first_row, tokens = part_of_warp(thread)
     if WIDENED:  # matrices: tokens 0-7, 8-15, ... of one chunk
         token = tokens + (lane & (16 * TOKEN_BLOCKS - 1))
         from_chunk = 0
     else:  # matrices: tokens 0-7 of the first chunk, of the second; tokens 8-15 of the first, of the second
         token = tokens + (lane & 7) + ((lane >> 4) << 3)
         from_chunk = ((lane >> 3) & 1) * 16
-    places = cuda.local.array(4, int32)  # every fourth step finds the chunks in the same order
     for i in range(4):
         place = (group * GROUP_BYTES + from_chunk + i * STEP_BYTES) ^ (flip_of_token(token) * 16)
-        places[i] = int32(keys + token * KEY_BYTES + place)
+        places[i] = int32(token * KEY_BYTES + place)
     query = smem + QUERIES_AT + (first_row + (lane & 15)) * QUERY_PITCH + group * (STEPS * 32) + (lane >> 4) * 16
+    places[4] = int32(query)
+    g = lane >> 2
+    t = lane & 3
+    places[5] = int32(smem + SCORES_AT + (group * ROWS + first_row + g) * SCORE_PITCH + 8 * t)
+
+
+def partial_scores(keys, words, places):
+    """Q K^T over this warp's part of D, rows and tokens, into shared memory. places: see `find_places`."""
+    sums = cuda.local.array(SCORE_WORDS, float32)  # [block of tokens, row tile, 8 tokens or the other 8, c0..c3]
+    for i in range(SCORE_WORDS):
+        sums[i] = float32(0.0)
     for step in range(STEPS):
+        at = keys + places[step % 4] + step // 4 * (4 * STEP_BYTES)
         if QUERIES_IN_SHARED:
             for m in range(WARP_ROW_TILES):
-                a = ldmatrix_x4(query + m * 16 * QUERY_PITCH + step * 32)
+                a = ldmatrix_x4(places[4] + m * 16 * QUERY_PITCH + step * 32)
                 w = (m * STEPS + step) * 4
                 words[w], words[w + 1], words[w + 2], words[w + 3] = a
         for block in range(TOKEN_BLOCKS):
             if WIDENED and TOKEN_BLOCKS == 2:  # both blocks at once
                 if block == 0:
-                    r0, r1, r2, r3 = ldmatrix_x4(places[step % 4] + step // 4 * (4 * STEP_BYTES))
+                    r0, r1, r2, r3 = ldmatrix_x4(at)
                 first = widen_keys(r2 if block else r0)
                 second = widen_keys(r3 if block else r1)
             elif WIDENED:
-                x, y = ldmatrix_x2(places[step % 4] + step // 4 * (4 * STEP_BYTES))
+                x, y = ldmatrix_x2(at)
                 first = widen_keys(x)
                 second = widen_keys(y)
             else:
-                at = places[step % 4] + step // 4 * (4 * STEP_BYTES)
                 r0, r1, r2, r3 = ldmatrix_x4(at + block * 16 * KEY_BYTES)
                 first = (r0, r1)
                 second = (r2, r3)
@@ -149,16 +151,17 @@ def partial_scores(smem, keys, words):
                 d = mma_scores(a, second, (sums[s + 4], sums[s + 5], sums[s + 6], sums[s + 7]))
                 sums[s], sums[s + 1], sums[s + 2], sums[s + 3] = c
                 sums[s + 4], sums[s + 5], sums[s + 6], sums[s + 7] = d
-    flip = flip_of(g)
-    to = smem + SCORES_AT + (group * ROWS + first_row + g) * SCORE_PITCH + 8 * t
+    thread = thread_index()
+    _, _, tokens = part_of_warp(thread)
+    flip = flip_of((thread & 31) >> 2)
     for block in range(TOKEN_BLOCKS):
         place = tokens * 4 + block * 64
         for m in range(WARP_ROW_TILES):
             for half in range(2):
                 row = (m * 16 + half * 8) * SCORE_PITCH
                 s = (block * WARP_ROW_TILES + m) * 8 + half * 2
-                set_shared_f32x2(to + row + (place ^ flip), (sums[s], sums[s + 1]))
-                set_shared_f32x2(to + row + ((place + 32) ^ flip), (sums[s + 4], sums[s + 5]))
+                set_shared_f32x2(places[5] + row + (place ^ flip), (sums[s], sums[s + 1]))
+                set_shared_f32x2(places[5] + row + ((place + 32) ^ flip), (sums[s + 4], sums[s + 5]))
 
 
 def whole_scores(smem, stage, scores, bias):
@@ -309,8 +312,8 @@ def add_late_values(smem, weights, keys, first, common, until, seen_by_first, an
     """
     thread = thread_index()
     g = (thread & 31) >> 2
-    end = select(any_at_all, smaller_int(until, first + TILE), first)
-    for index in range(larger_int(common, first), end):
+    end = int32(select(any_at_all, smaller_int(until, first + TILE), first))
+    for index in range(int32(larger_int(common, first)), end):
         key = index - first
         at = keys + key * KEY_BYTES + (thread >> 5) * VALUE_BYTES
         flip = flip_of_token(key) * 16

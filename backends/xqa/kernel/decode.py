@@ -41,6 +41,7 @@ from mla.backends.xqa.isa import (
 from mla.backends.xqa.kernel.attend import (
     add_late_values,
     add_values,
+    find_places,
     partial_scores,
     place_in_sums,
     softmax,
@@ -65,6 +66,7 @@ from mla.backends.xqa.kernel.constants import (
     SPARSE,
     STAGE_BYTES,
     STAGES,
+    STARTS_LATE,
     THREADS,
     TILE,
     TILE_BITS,
@@ -309,9 +311,7 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     if not QUERIES_IN_SHARED:
         load_queries(smem, words, query, tile, rows, heads)
     for i in range(AHEAD):
-        if first_tile + i < end_tile:
-            load_tile(smem, i, (first_tile + i) * TILE, (entries[2 * i], entries[2 * i + 1]), pool, until)
-        cp_async_commit()
+        start_tile(smem, i, first_tile + i, end_tile, (entries[2 * i], entries[2 * i + 1]), pool, until)
     ahead = int32(first_tile + AHEAD)
     entry = (entries[ENTRY_WORDS - 2], entries[ENTRY_WORDS - 1])
     if QUERIES_IN_SHARED:
@@ -327,9 +327,11 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     bias = cuda.local.array(TOKENS_EACH, float32)
     weights = int32(smem + WEIGHTS_AT)
     both = int32(2 * weights + WEIGHTS_BYTES)
-    filled = int32(AHEAD)
+    filled = int32(AHEAD - 1)
     if VALUES_LATER:
         weigh_nothing(weights)
+    places = cuda.local.array(6, int32)
+    find_places(smem, places)
     for at in range(first_tile, end_tile):
         wait_for_tile()
         if VALUES_LATER:
@@ -338,12 +340,13 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
             barrier()
         first = int32(at * TILE)
         keys = int32(smem + KEYS_AT + stage * STAGE_BYTES)
-        if ahead < end_tile:
-            load_tile(smem, filled, ahead * TILE, entry, pool, until)
-        cp_async_commit()
         filled = int32(select(filled == STAGES - 1, 0, filled + 1))
-        partial_scores(smem, keys, words)
+        if not STARTS_LATE:
+            start_tile(smem, filled, ahead, end_tile, entry, pool, until)
+        partial_scores(keys, words, places)
         barrier()
+        if STARTS_LATE:
+            start_tile(smem, filled, ahead, end_tile, entry, pool, until)
         ahead = int32(ahead + 1)
         entry = table_entry(table, pages, ahead * TILE, until)
         if VALUES_LATER:  # before the first tile there is none, which is taken as one whose tokens nobody may read
@@ -372,6 +375,13 @@ def attend(smem, query, pool, table, shape, share, seen, scale, words, sums):
     for i in range(ROW_LANE_BITS):
         total = total + shuffle_xor(total, 1 << i)
     return top, total
+
+
+def start_tile(smem, stage, number, end_tile, entry, pool, until):
+    """Start copying a tile into a stage, if there is one of this number. In any case one more group of copies."""
+    if number < end_tile:
+        load_tile(smem, stage, number * TILE, entry, pool, until)
+    cp_async_commit()
 
 
 def weigh_nothing(weights):

@@ -24,6 +24,7 @@ from mla.backends.xqa.isa import (
 from mla.backends.xqa.isa import cp_async16 as copy16  # or `copy16_by_number`
 from mla.backends.xqa.isa import load_u32 as query_word  # or one of those below
 from mla.backends.xqa.isa import pack_bf16 as pack_out
+from mla.backends.xqa.isa import thread_index_anew as loading_thread  # or `thread_index`, where registers are many
 from mla.backends.xqa.kernel.constants import (
     BIAS_AT,
     CHUNKS,
@@ -42,6 +43,7 @@ from mla.backends.xqa.kernel.constants import (
     QUERIES_AT,
     QUERIES_IN_SHARED,
     QUERY_PITCH,
+    ROW_GROUP_BITS,
     ROW_GROUPS,
     ROW_LANE_BITS,
     ROW_LANES,
@@ -51,6 +53,7 @@ from mla.backends.xqa.kernel.constants import (
     STEP_BYTES,
     STEPS,
     TILE,
+    TOKEN_BLOCKS,
     WARP_ROW_TILES,
     WIDENED,
 )
@@ -91,7 +94,7 @@ def table_entry(table, pages, first, limit):
     table: (address of the request's row, bytes from column to column, wide, columns).
     """
     address, step, wide, columns = table
-    index = int32(first + loaded_token(thread_index_anew()))
+    index = int32(first + loaded_token(loading_thread()))
     column = index if SPARSE else page_of(index, pages)[0]
     ok = (index < limit) & (column < columns)
     at = address + int64(column) * step
@@ -139,7 +142,7 @@ def flip_of_token(token):
 
 def load_tile(smem, stage, first, entry, pool, limit):
     """Start copying TILE cache rows, tokens first, first + 1, ..., into a stage. Rows that are no keys become zeros."""
-    thread = thread_index_anew()
+    thread = loading_thread()
     token = loaded_token(thread)
     part = thread & (LOADERS - 1)
     source, size, bias = place_of(pool, entry, int32(first + token), limit)
@@ -183,6 +186,14 @@ def word_of_halves(address, ok):
 # ---- queries ---------------------------------------------------------------------------------------------------------
 
 
+def part_of_warp(thread):
+    """What a thread's warp takes of the scores: (which part of D, from which row of the block, from which token of a
+    tile)."""
+    warp = thread >> 5
+    first_row = (warp >> DIM_GROUP_BITS & (ROW_GROUPS - 1)) * (16 * WARP_ROW_TILES)
+    return warp & (DIM_GROUPS - 1), first_row, (warp >> (DIM_GROUP_BITS + ROW_GROUP_BITS)) * (16 * TOKEN_BLOCKS)
+
+
 def load_queries(smem, words, query, tile, rows, heads):
     """A block's query vectors as A fragments, in registers, words[(row tile, step, a0 a1 a2 a3)], or in shared memory.
 
@@ -196,9 +207,8 @@ def load_queries(smem, words, query, tile, rows, heads):
     thread = thread_index_anew()
     g = (thread & 31) >> 2
     t = thread & 3
-    group = (thread >> 5) & (DIM_GROUPS - 1)
+    group, first_row, _ = part_of_warp(thread)
     share = group * GROUP_BYTES
-    first_row = (thread >> 5 >> DIM_GROUP_BITS & (ROW_GROUPS - 1)) * (16 * WARP_ROW_TILES)
     for m in range(WARP_ROW_TILES):
         for half in range(2):
             row = tile * ROWS + first_row + m * 16 + half * 8 + g
