@@ -312,8 +312,8 @@ def add_late_values(smem, weights, keys, first, common, until, seen_by_first, an
     """
     thread = thread_index()
     g = (thread & 31) >> 2
-    end = int32(select(any_at_all, smaller_int(until, first + TILE), first))
-    for index in range(int32(larger_int(common, first)), end):
+    end = select(any_at_all, smaller_int(until, first + TILE), first)
+    for index in range(larger_int(common, first), end):
         key = index - first
         at = keys + key * KEY_BYTES + (thread >> 5) * VALUE_BYTES
         flip = flip_of_token(key) * 16
