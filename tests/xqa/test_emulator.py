@@ -252,6 +252,23 @@ def prepared(machine=CONSUMER, **changes):
     return EmulatedBackend(machine, teams=1).prepare(p, out), (call, out)
 
 
+@pytest.mark.parametrize(
+    ("changes", "ahead", "late"),
+    [
+        ({}, 1, False),  # two stages
+        ({"heads": 20, "machine": HOPPER}, 2, True),
+        ({"heads": 64, "machine": HOPPER}, 1, False),  # three stages
+        ({"heads": 64, "machine": HOPPER, "query": "float8_e4m3fn", "cache": "float8_e4m3fn"}, 2, False),
+    ],
+)
+def test_when_the_next_copies_start(changes, ahead, late):
+    emulation, _keep = prepared(lengths=(130,), **changes)  # five tiles
+    trace = Trace()
+    run_block(emulation.decode, emulation.memory, 0, trace=trace)
+    started = [event.function == "start_tile" for event in trace if event.name.startswith(("cp_async_commit", "mma_"))]
+    assert started.index(False) == (ahead if late else ahead + 1)  # groups of copies before the first product
+
+
 def test_a_trace_tells_the_life_of_a_tile():
     emulation, _keep = prepared()
     trace = Trace()

@@ -12,6 +12,10 @@ With three stages or more (VALUES_LATER) a tile's values wait until the next til
 the softmax, which mostly waits, stands beside a product that does not need it.
 
     wait 1, b, start 2, scores 1, b, values 0, softmax 1, wait 2, b, start 3, scores 2, b, values 1, softmax 2, ...
+
+Where two tiles are under way (STARTS_LATE), the next one has time to start behind the second barrier:
+
+    wait 1, b, scores 1, b, start 3, values 0, softmax 1, wait 2, b, scores 2, b, start 4, values 1, softmax 2, ...
 """
 
 from mla.backends.xqa.isa import (
