@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +15,12 @@ from mla.backends.xqa.config import Config
 from mla.backends.xqa.emulator.launch import Grid, run_grid
 from mla.backends.xqa.emulator.memory import GlobalMemory
 from mla.backends.xqa.kernel.schedule import ALONE
-from tests.xqa.dealing_kernels import dealing, merging
+from mla.backends.xqa.plan import argument_names
+from mla.backends.xqa.specialize import KERNELS
+from tests.xqa.dealing_kernels import merging, nothing, take_note
 
 Hands = dict[int, list[tuple[int, int]]]  # team -> the (request, tile) that it takes
+WITHOUT_ATTENTION = dict(attend=take_note, prefetch_likely=nothing, finish_rows=nothing, leave_part=nothing)
 
 
 def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> Hands:
@@ -24,19 +29,24 @@ def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> Ha
     lengths = torch.tensor([count * config.tile for count in tiles], dtype=torch.int32)
     columns = max([*tiles, 1])
     found = torch.zeros(len(tiles), columns, dtype=torch.int32)
+    begins = torch.zeros(len(tiles) + 1, dtype=torch.int32)
     joins = torch.full((len(tiles), 2), -1, dtype=torch.int32)  # first and last team of each request
     sizes = dict(requests=len(tiles), overhead=overhead, teams=teams, one_each=one_each or teams, at_least=at_least)
-    for kernel, data, blocks, more in (
-        (dealing, found, teams, dict(piece=piece, columns=columns)),
-        (merging, joins, len(tiles), {}),
-    ):
+
+    def run(kernel: Callable[..., Any], blocks: int, data: dict[str, torch.Tensor], numbers: dict[str, int]) -> None:
         memory = GlobalMemory()
-        memory.add("data", data, writable=True)
         memory.add("lengths", lengths)
-        arguments = dict(data=data.data_ptr(), lengths=lengths.data_ptr()) | sizes | more
-        run_grid(Grid(kernel, config, arguments, blocks, 256, config.shared_bytes), memory)
-        if len(tiles) > 128 or piece:  # the merge kernel reads what the decode kernel wrote, or asks for pieces
-            break
+        for name, tensor in data.items():
+            memory.add(name, tensor, writable=True)
+        given = numbers | sizes | {name: tensor.data_ptr() for name, tensor in data.items()}
+        arguments = given | {"lengths": lengths.data_ptr()}
+        run_grid(Grid(kernel, config, arguments, blocks, 256, config.shared_bytes, WITHOUT_ATTENTION), memory)
+
+    numbers = dict.fromkeys(argument_names("decode"), 0) | dict(query_request=4 * columns, length_step=4, room=1 << 20)
+    numbers |= dict(q_len=1, heads=1, tiles=1, piece=piece, pieces=1)
+    run(KERNELS["decode"], teams, {"query": found, "begins": begins}, numbers)
+    if len(tiles) <= 128 and not piece:  # else the merge kernel reads what the decode kernel wrote, or asks for pieces
+        run(merging, len(tiles), {"data": joins}, {})
     owners = [row[:count] for row, count in zip((found - 1).tolist(), tiles, strict=True)]
     taken = [team for teams_of_one in owners for team in teams_of_one]
     assert all(0 <= team < teams for team in taken), "a tile that nobody takes"
