@@ -87,8 +87,8 @@ class Launch:
             decode += self.no_maps
         merged = (like, like, p.seq_lens, out, at_lse, sinks, p.bmm2_scale, *self.merge_numbers, self.most)
         make = self._interpret if self.interpreted else self._compile
-        self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile)
-        self.merge = make(merge_kernel, merged, self.shape.merge_grid, self.shape.merge_constants, merge)
+        self.decode = make(kernel, decode, self.shape.decode_grid, self.shape.decode_constants, tile, self.maps)
+        self.merge = make(merge_kernel, merged, self.shape.merge_grid, self.shape.merge_constants, merge, None)
 
     def __call__(
         self, query: Any, cache: Any, tables: Any, lens: Any, out: Any, lse: Any, sinks: Any, scale1: Any, scale2: Any,
@@ -126,7 +126,7 @@ class Launch:
         self.merge(part, part_lse, lens, out, lse, sinks, scale2, *self.merge_numbers, most)
 
     def _interpret(
-        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], how: Tile | Merge
+        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], *_: Any
     ) -> Callable[..., None]:
         def start(*given: Any) -> None:
             kernel[(grid,)](*given, **constants)
@@ -134,9 +134,10 @@ class Launch:
         return start
 
     def _compile(
-        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], how: Tile | Merge
-    ) -> Callable[..., None]:
-        """The kernel loaded on its device, as a function of its arguments."""
+        self, kernel: Any, arguments: tuple[Any, ...], grid: int, constants: dict[str, Any], how: Tile | Merge,
+        maps: TensorMaps | None,
+    ) -> Callable[..., None]:  # fmt: skip
+        """The kernel loaded on its device, as a function of its arguments; `maps` are among them or None."""
         options = {"num_warps": how.warps} | options_of(how, pdl=self.pdl)
         assert self.index is not None
         with torch.cuda.device(self.index):
@@ -153,8 +154,8 @@ class Launch:
 
         else:
             launch, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl
-            if self.maps and kernel is not merge_kernel:
-                launch = self.maps.launch_of(compiled)
+            if maps is not None:
+                launch = maps.launch_of(compiled)
 
             def start(*given: Any) -> None:
                 stream = stream_of(index)
