@@ -45,6 +45,9 @@ KINDS = ("bf16", "fp16", "e4m3", "e4m3_by_fp16", "bf16_on_e4m3", "fp16_on_e4m3")
 MULTIPLIES_E4M3 = frozenset({(8, 9), (12, 0), (12, 1)})
 """Chips with e4m3 tensor cores behind `mma.sync`."""
 
+SPILLS_64_ROWS = frozenset({(10, 0), (10, 3)})
+"""Chips with shared memory for 64 rows, but ptxas keeps all sums of 64 rows in local memory for them."""
+
 
 def _bits(power_of_two: int) -> int:
     return power_of_two.bit_length() - 1

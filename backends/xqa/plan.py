@@ -11,7 +11,16 @@ from typing import Any
 
 import torch
 
-from mla.backends.xqa.config import LONGEST, MERGE_THREADS, MULTIPLIES_E4M3, RANK, SHARED_LIMIT, SHARED_PER_SM, Config
+from mla.backends.xqa.config import (
+    LONGEST,
+    MERGE_THREADS,
+    MULTIPLIES_E4M3,
+    RANK,
+    SHARED_LIMIT,
+    SHARED_PER_SM,
+    SPILLS_64_ROWS,
+    Config,
+)
 from mla.backends.xqa.kernel.schedule import ALONE
 from mla.backends.xqa.specialize import KERNELS
 from mla.problem import Problem
@@ -142,7 +151,9 @@ def configure(problem: Problem, out: torch.Tensor, machine: Machine) -> Config:
 
 
 def fit(form: Config, capability: tuple[int, int]) -> Config:
-    """The configuration with as many rows, blocks per multiprocessor and stages as the chip has shared memory for."""
+    """The configuration with as many rows, blocks per multiprocessor and stages as the chip has memory for."""
+    if form.row_tiles == 4 and capability in SPILLS_64_ROWS:
+        return fit(replace(form, row_tiles=2), capability)
     for blocks in (2, 1) if form.row_tiles == 1 else (1,):
         room = min(SHARED_LIMIT[capability], SHARED_PER_SM[capability] // blocks - 1024)
         # Four row tiles leave no registers to wait in: values come later, or there are two row tiles.

@@ -169,7 +169,7 @@ def test_every_configuration_fits_its_chip(kind, capability, row_tiles):
     assert config.shared_bytes <= SHARED_LIMIT[capability]
     assert config.blocks_per_sm * (config.shared_bytes + 1024) <= SHARED_PER_SM[capability]
     assert config.stages >= 2
-    assert config.row_tiles == min(row_tiles, 4 if capability in ((9, 0), (10, 0), (10, 3)) else 2)
+    assert config.row_tiles == min(row_tiles, 4 if capability == (9, 0) else 2)
 
 
 def test_a_configuration_that_fits_nowhere_is_an_error(monkeypatch):
