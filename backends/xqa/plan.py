@@ -152,14 +152,13 @@ def configure(problem: Problem, out: torch.Tensor, machine: Machine) -> Config:
 
 def fit(form: Config, capability: tuple[int, int]) -> Config:
     """The configuration with as many rows, blocks per multiprocessor and stages as the chip has memory for."""
-    if form.row_tiles == 4 and capability in SPILLS_64_ROWS:
-        return fit(replace(form, row_tiles=2), capability)
+    spills = form.row_tiles == 4 and capability in SPILLS_64_ROWS
     for blocks in (2, 1) if form.row_tiles == 1 else (1,):
         room = min(SHARED_LIMIT[capability], SHARED_PER_SM[capability] // blocks - 1024)
         # Four row tiles leave no registers to wait in: values come later, or there are two row tiles.
         for stages in range(MOST_STAGES, 2 if form.row_tiles == 4 else 1, -1):
             config = _dealt(replace(form, stages=stages, blocks_per_sm=blocks))
-            if config.shared_bytes <= room:
+            if config.shared_bytes <= room and not spills:
                 return config
     if form.row_tiles == 4:
         return fit(replace(form, row_tiles=2), capability)

@@ -35,11 +35,10 @@ def dealt(tiles, teams, *, overhead=2, at_least=1, one_each=None, piece=0) -> Ha
 
     def run(kernel: Callable[..., Any], blocks: int, data: dict[str, torch.Tensor], numbers: dict[str, int]) -> None:
         memory = GlobalMemory()
-        memory.add("lengths", lengths)
-        for name, tensor in data.items():
-            memory.add(name, tensor, writable=True)
-        given = numbers | sizes | {name: tensor.data_ptr() for name, tensor in data.items()}
-        arguments = given | {"lengths": lengths.data_ptr()}
+        arguments = numbers | sizes
+        for name, tensor in (data | {"lengths": lengths}).items():
+            memory.add(name, tensor, writable=name != "lengths")
+            arguments[name] = tensor.data_ptr()
         run_grid(Grid(kernel, config, arguments, blocks, 256, config.shared_bytes, WITHOUT_ATTENTION), memory)
 
     numbers = dict.fromkeys(argument_names("decode"), 0) | dict(query_request=4 * columns, length_step=4, room=1 << 20)
